@@ -24,6 +24,7 @@ pub struct Group {
     /// The hosts' addresses, by the ids of their replicas.
     hosts: BTreeMap<u8, String>,
     doors: Vec<Target>,
+    /// The replicas' logs, read as far as `Known::lines` has them.
     logs: Mutex<BTreeMap<u8, ToldLog>>,
     known: Mutex<Known>,
 }
@@ -102,18 +103,17 @@ impl Group {
     /// Asks the door that answered last, and the others only if it does not answer or knows no leader that serves.
     fn ask(&self, first: usize) -> (usize, Result<GroupStatus, String>) {
         let mut best = None;
-        let mut silent = (first, Err(String::new()));
+        let mut silent = None;
         for place in (0..self.doors.len()).map(|n| (first + n) % self.doors.len()) {
             match self.doors[place].ask(GroupStatus::ask) {
                 Ok(status) if status.leader().is_some_and(|leader| leader.serving) => {
                     return (place, Ok(status));
                 }
                 Ok(status) => best = best.or(Some((place, Ok(status)))),
-                Err(why) if place == first => silent.1 = Err(why.to_string()),
-                Err(_) => {}
+                Err(why) => silent = silent.or(Some(why.to_string())),
             }
         }
-        best.unwrap_or(silent)
+        best.unwrap_or_else(|| (first, Err(silent.unwrap_or_default())))
     }
 
     /// Its name, its state and the age of that.

@@ -110,7 +110,7 @@ const s = (tag, attributes = {}, ...children) =>
 
 const shown = new WeakMap();
 
-// Replaces what is in a node, if it is anything else: a reader that reads it aloud is not disturbed.
+// Replaces what is in a node if it has changed. A node that stays is not read aloud again.
 function put(node, ...children) {
   const made = set(document.createElement("div"), {}, children);
   if (shown.get(node) === made.innerHTML) return;
@@ -288,7 +288,7 @@ function lanes(group, replicas) {
 function renderFigures(group) {
   const leader = group.status && group.status.replicas.find((replica) => replica.id === group.leader);
   if (!leader) {
-    put($("figures"), h("div", { class: "empty" }, h("dt", {}, "No replica leads."), h("dd", {})));
+    put($("figures"), h("div", { class: "empty" }, h("dt", {}, "No leader is known."), h("dd", {})));
     return;
   }
   const { sync, more } = leader;
