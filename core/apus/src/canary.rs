@@ -57,9 +57,6 @@ pub enum Canary {
     /// A leader of a pair takes its own standstill for the other's silence.
     #[cfg(feature = "canary")]
     ClockAlone,
-    /// One entry exchanges a voter for another, so that majorities before and after it need not meet.
-    #[cfg(feature = "canary")]
-    SwapAtOnce,
 }
 
 /// Whether the bug is put back: `canary!(config, CountOldViews)`.

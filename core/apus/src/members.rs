@@ -160,8 +160,7 @@ impl Apus {
         if !new.are_sane() {
             return Err(MembersError::NoGroup);
         }
-        let is_swap = canary!(self.config, SwapAtOnce);
-        if (old.voters.0 ^ new.voters.0).count_ones() > 1 && !is_swap {
+        if (old.voters.0 ^ new.voters.0).count_ones() > 1 {
             return Err(MembersError::MoreThanOne);
         }
         let in_sync = self.log.configuration().in_sync;

@@ -65,9 +65,6 @@ pub enum Canary {
     /// to lead.
     #[cfg(feature = "canary")]
     ReplaceAtOnce,
-    /// One entry of the log exchanges a member for another.
-    #[cfg(feature = "canary")]
-    SwapAtOnce,
     /// A member leaves before the one that takes its place has a whole copy of the guest.
     #[cfg(feature = "canary")]
     SwapBeforeCopy,
@@ -101,8 +98,6 @@ impl Canary {
             Self::MilestoneNotStored => ConsensusCanary::MilestoneNotStored,
             #[cfg(feature = "canary")]
             Self::CommitAtHeartbeat => ConsensusCanary::CommitAtHeartbeat,
-            #[cfg(feature = "canary")]
-            Self::SwapAtOnce => ConsensusCanary::SwapAtOnce,
             _ => ConsensusCanary::None,
         }
     }

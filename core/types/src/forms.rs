@@ -19,10 +19,10 @@ use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
 pub const FORMS: [(&str, u64); 17] = [
-    ("consensus", 0xebd1_4219_3c9e_8d89),
+    ("consensus", 0x2467_720f_02c1_ba40),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0x55f0_2e25_8d58_6683),
-    ("syncvm", 0xa553_ff78_f0ec_83ac),
+    ("syncvm", 0x2ea8_ce0f_71bb_d79f),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
     ("handshake", 0xb97c_35ff_5ee1_459c),
@@ -34,7 +34,7 @@ pub const FORMS: [(&str, u64); 17] = [
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),
     ("programs", 0xf979_4864_dc93_5384),
-    ("members", 0x18c4_292c_bcab_7277),
+    ("members", 0x10cd_561d_5dde_3755),
     ("stored log", 0xce34_b13c_5cee_3be3),
 ];
 

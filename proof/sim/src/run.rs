@@ -7,8 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 24] = [
-    ("swap-at-once", Canary::SwapAtOnce),
+pub const CANARIES: [(&str, Canary); 23] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),

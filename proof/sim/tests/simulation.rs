@@ -243,18 +243,6 @@ fn a_replacement_that_counts_at_once_is_caught() {
     catches(&with(Canary::ReplaceAtOnce), 3000, &found_by);
 }
 
-/// One entry of the log exchanges a member for another: majorities before and after it need not meet.
-#[test]
-fn a_swap_in_one_entry_is_caught() {
-    let found_by = [
-        "one_sender_a_slot",
-        "external_consistency",
-        "logs_agree",
-        "committed_not_lost",
-    ];
-    catches(&with(Canary::SwapAtOnce), 4000, &found_by);
-}
-
 /// A member that lives leaves although the one that takes its place has no whole copy of the guest.
 #[test]
 fn a_swap_before_the_copy_is_whole_is_caught() {

@@ -48,8 +48,6 @@ pub(super) struct Sight {
     pub behind: Option<u64>,
     /// The new host has a whole copy of the guest.
     pub is_copied: bool,
-    /// A known bug: one entry exchanges the two.
-    pub swaps: bool,
 }
 
 /// What to do next for a change.
@@ -98,9 +96,6 @@ pub(super) fn next(change: Change, members: Members, sight: &Sight) -> Next {
         let mut next = members;
         next.learners.remove(new);
         next.voters.insert(new);
-        if let Some(old) = old.filter(|old| sight.swaps && is_free(old)) {
-            next.voters.remove(old);
-        }
         return Next::Propose(next);
     }
     let Some(old) = old else {
@@ -150,7 +145,6 @@ impl Leader {
             counts: self.counts(cx),
             behind: matched.map(|index| last.0.saturating_sub(index.0)),
             is_copied: is_copied || canary!(cx, SwapBeforeCopy),
-            swaps: canary!(cx, SwapAtOnce),
         }
     }
 

@@ -34,7 +34,6 @@ fn sight() -> Sight {
         counts: set(&[0, 2]),
         behind: Some(0),
         is_copied: true,
-        swaps: false,
     }
 }
 
