@@ -65,8 +65,6 @@
 
 mod disks;
 mod error;
-#[doc(hidden)]
-pub mod fuzz;
 mod health;
 pub mod holes;
 mod image;

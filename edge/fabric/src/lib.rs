@@ -82,8 +82,6 @@ mod context;
 mod door;
 mod driver;
 mod error;
-#[doc(hidden)]
-pub mod fuzz;
 mod hello;
 pub mod keys;
 mod line;

@@ -68,8 +68,6 @@
 mod directory;
 mod engine;
 mod error;
-#[doc(hidden)]
-pub mod fuzz;
 mod lock;
 mod open;
 mod outline;
