@@ -92,7 +92,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0xd86d_c435_503b_b167)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0x9681_ca0f_a07b_ac73)];
 
     #[test]
     fn a_changed_form_is_another_version() {
