@@ -133,7 +133,15 @@ impl Replica {
         let asked = messages(question, ASK);
         let (_, incarnation, round): (u8, u64, u32) = head(&asked[0]);
         // Standing::Leading is the first of its kind.
-        let answer = (STAND, incarnation ^ skew, round, leader, (0u8, last));
+        let members = Members::of(ReplicaSet(0b111));
+        let answer = (
+            STAND,
+            incarnation ^ skew,
+            round,
+            leader,
+            members,
+            (0u8, last),
+        );
         let leader = leader.leader().unwrap().0;
         self.read(leader, &wire::encode(&answer));
     }
