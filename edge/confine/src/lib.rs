@@ -124,6 +124,7 @@ impl Confinement {
         let ruleset = Option::<OwnedFd>::from(rules(files)?);
         if ruleset.is_none() {
             tracing::warn!(
+                event = "no_landlock",
                 "this kernel has no Landlock, so a guest that takes its QEMU over reaches all files of this \
                  user: add 'landlock' to the kernel's boot option lsm="
             );

@@ -167,7 +167,10 @@ fn host_of(address: &str) -> &str {
 fn turn_away(context: &mut Context, address: &str, why: &dyn Display, now: Instant) {
     context.stats.rejected += 1;
     if context.strangers.note(host_of(address), now) {
-        warn!("a connection from {address} was turned away: {why}");
+        warn!(
+            event = "stranger",
+            "a connection from {address} was turned away: {why}"
+        );
     } else {
         debug!(address, %why, "turned away");
     }

@@ -53,7 +53,7 @@ pub enum KeyError {
         advice: &'static str,
     },
     /// Other users of the host can read the private key.
-    #[error("others than its owner may read the private key {0}: chmod 600 {0}")]
+    #[error("others than its owner and its group may read the private key {0}: chmod 640 {0}")]
     Open(String),
     /// The file does not have the form of a key file or a trust file.
     #[error("{}: {why}", path.display())]
@@ -170,12 +170,12 @@ impl PrivateKey {
     /// # Errors
     /// It cannot be read, others can read it, or it is no key file.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
-        let advice = "; `plover key new` makes one, and the user that runs the replica must own it";
+        let advice = "; `plover key new` makes one, and the user that runs the replica must be able to read it: for the \
+                      service, chgrp plover and chmod 640";
         let text = read(path, advice)?;
-        let mode = fs::metadata(path)
-            .map_err(failed("read", path, advice))?
-            .mode();
-        if mode & 0o077 != 0 {
+        let it = fs::metadata(path).map_err(failed("read", path, advice))?;
+        // A service's user may have it by its group, and root own it.
+        if it.mode() & 0o037 != 0 {
             return Err(KeyError::Open(path.display().to_string()));
         }
         let mut lines = content(&text).map(|(_, line)| line);
@@ -191,13 +191,13 @@ impl PrivateKey {
         }
     }
 
-    /// Writes the key to a new file, which only its owner may read.
+    /// Writes the key to a new file, which its owner and its group may read: in /etc/plover the group is the service's.
     ///
     /// # Errors
     /// The file is there already, or cannot be written.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyError> {
         let mut options = OpenOptions::new();
-        let made = options.write(true).create_new(true).mode(0o600).open(path);
+        let made = options.write(true).create_new(true).mode(0o640).open(path);
         let failed = failed("write", path, "; a key that is there is never overwritten");
         let text = format!(
             "# The private key of a replica. It stays on its host. `plover key show` prints the public one.\n\
@@ -360,11 +360,15 @@ impl Trusted {
         match read(path, "").and_then(|text| parse(path, &text)) {
             // An editor may be writing it just now.
             Ok(keys) if keys.is_empty() => warn!(
+                event = "trust_empty",
                 "{} names no key: the keys that were trusted before are trusted on",
                 path.display()
             ),
             Ok(keys) => self.keys = keys,
-            Err(error) => warn!("{error}: the keys that were trusted before are trusted on"),
+            Err(error) => warn!(
+                event = "trust_unread",
+                "{error}: the keys that were trusted before are trusted on"
+            ),
         }
     }
 }

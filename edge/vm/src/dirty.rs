@@ -18,7 +18,7 @@
 //!
 //! A call that protects tells KVM of the whole range that it was asked for, and KVM unmaps that range from
 //! the guest: one call over all memory makes the guest fault on every page that it touches next. So under KVM a
-//! scan reads first, and then protects only the runs that it found (docs/decisions/0050).
+//! scan reads first, and then protects only the runs that it found (docs/decisions/0046).
 //!
 //! A scan clears as it reports, so only the caller knows the reported pages from then on. A scan that
 //! fails half-way has already added the pages that it cleared.

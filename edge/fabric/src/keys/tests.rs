@@ -8,23 +8,21 @@ fn private() -> PrivateKey {
 }
 
 #[test]
-fn a_private_key_is_its_owners_alone_and_never_overwritten() {
+fn a_private_key_is_its_owners_and_groups_and_never_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.key");
     let key = private();
     key.write_new(&path).unwrap();
-    assert_eq!(
-        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o037, 0);
     assert_eq!(PrivateKey::read(&path).unwrap().public(), key.public());
     assert!(matches!(
         private().write_new(&path),
         Err(KeyError::File { .. })
     ));
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     let error = PrivateKey::read(&path).unwrap_err().to_string();
-    assert!(error.contains("chmod 600"), "{error}");
+    assert!(error.contains("chmod 640"), "{error}");
     fs::write(&path, key.public().to_string()).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     assert!(matches!(

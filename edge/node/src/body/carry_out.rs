@@ -231,7 +231,7 @@ impl Body {
                 voters.in_words()
             ),
             Note::Members { voters, learners } => tracing::info!(
-                event = "members",
+                event = "members_change",
                 "the members of the group are {}, and {} is to join",
                 voters.in_words(),
                 learners.in_words()

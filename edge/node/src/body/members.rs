@@ -18,7 +18,7 @@ impl Body {
             for id in known.iter().filter(|id| *id != me) {
                 let address = record.addresses.get(&id).map(String::as_str);
                 if let Err(error) = fabric.set_peer(id, address) {
-                    tracing::error!(%error, "no link can be opened to replica {}", id.0);
+                    tracing::error!(event = "member_unlinked", %error, "no link can be opened to replica {}", id.0);
                 }
             }
             for id in before.iter().filter(|id| !known.contains(*id)) {

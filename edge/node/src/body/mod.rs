@@ -218,7 +218,7 @@ impl Body {
             None => config.group.clone(),
         };
         if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
-            tracing::warn!("{stale}");
+            tracing::warn!(event = "file_stale", "{stale}");
         }
         let disks = match &images::prepare(&config)?[..] {
             [] => None,

@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// The sources whose lines a replica of a protected VM logs.
-const LOGGED: [&str; 6] = [
+const LOGGED: [&str; 7] = [
     "edge/node/",
     "edge/vm/",
     "edge/disk/",
     "edge/store/",
     "edge/fabric/",
+    "edge/confine/",
     "app/plover/src/logging.rs",
 ];
 
