@@ -117,7 +117,7 @@ impl Replica {
                 leader.fail_join(cx, why);
             }
             Phase::Secondary(secondary) => {
-                secondary.warm.refused(cx.now);
+                secondary.warm.refused(from, cx.now);
                 let why = why.to_string();
                 cx.note(Note::WarmRefused { peer: from, why });
             }

@@ -51,6 +51,8 @@ const HASH_COST_PART: u64 = 8;
 pub(crate) struct WarmKeeper {
     /// The next offer.
     next_at: Micros,
+    /// The target that refused last, and when it is asked again. Another one is asked at once.
+    refused: Option<(ReplicaId, Micros)>,
     /// The next chunk or comparison.
     pace: Micros,
     next_sweep_at: Micros,
@@ -64,6 +66,7 @@ impl WarmKeeper {
     pub fn new(now: Micros) -> Self {
         Self {
             next_at: now + DELAY,
+            refused: None,
             pace: Micros::ZERO,
             next_sweep_at: Micros::ZERO,
             told: 0,
@@ -71,8 +74,14 @@ impl WarmKeeper {
         }
     }
 
-    pub fn refused(&mut self, now: Micros) {
-        self.next_at = now + REFUSED;
+    pub fn refused(&mut self, peer: ReplicaId, now: Micros) {
+        self.refused = Some((peer, now + REFUSED));
+    }
+
+    /// When `peer` is offered a copy.
+    fn offer_at(&self, peer: ReplicaId) -> Micros {
+        let refused = self.refused.filter(|(by, _)| *by == peer);
+        refused.map_or(self.next_at, |(_, until)| until.max(self.next_at))
     }
 
     /// So many bytes were sent.
@@ -139,11 +148,10 @@ impl Secondary {
         if self.open_copy(cx).is_some() {
             return self.pump_warm(cx, in_a_sync);
         }
-        if now >= self.warm.next_at {
-            if let Some(peer) = self.warm_peer(cx) {
-                self.warm.next_at = now + RETRY;
-                cx.open_copy(peer, CopyPurpose::Warm);
-            }
+        let peer = self.warm_peer(cx);
+        if let Some(peer) = peer.filter(|peer| now >= self.warm.offer_at(*peer)) {
+            self.warm.next_at = now + RETRY;
+            cx.open_copy(peer, CopyPurpose::Warm);
         }
     }
 
@@ -179,10 +187,8 @@ impl Secondary {
             return Micros::NEVER;
         }
         let Some(stream) = self.open_copy(cx) else {
-            return match self.warm_peer(cx) {
-                Some(_) => self.warm.next_at,
-                None => Micros::NEVER,
-            };
+            let peer = self.warm_peer(cx);
+            return peer.map_or(Micros::NEVER, |peer| self.warm.offer_at(peer));
         };
         let patience = if stream.awaits() {
             stream.last_progress + RETRY + Micros(1)
