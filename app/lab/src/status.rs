@@ -1,5 +1,6 @@
 //! The status of a group: all its replicas in one picture, of a lab or of hosts in earnest.
 
+mod sentences;
 mod table;
 
 use crate::control::{Control, ControlError, DaemonStatus, SyncStatus, says};

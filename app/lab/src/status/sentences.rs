@@ -1,0 +1,441 @@
+//! What an operator should know of a group, in sentences: why it is not protected, what goes on, troubles, and what to do about them.
+
+use super::{GroupStatus, ReplicaStatus, milliseconds};
+use plover_node::SPLIT_WARNING;
+
+impl GroupStatus {
+    /// What an operator should know besides the table, in sentences.
+    pub fn sentences(&self) -> Vec<String> {
+        let mut told = Vec::new();
+        if !self.protected && self.policy != "none" {
+            told.push(format!("Not protected: {}.", self.why_unprotected()));
+        }
+        let leader_says = |key| self.leader().is_some_and(|leader| leader.says(key));
+        if leader_says("guest_off") {
+            let start = self.words("plover lab start", "plover start");
+            told.push(format!("The guest is off until `{start}`."));
+        }
+        if leader_says("guest_paused") {
+            let unpause = self.words("plover lab unpause", "plover unpause");
+            told.push(format!(
+                "The guest is paused by the operator until `{unpause}`."
+            ));
+        }
+        if leader_says("guest_reboots") {
+            told.push("The guest reboots: it boots again when it has powered off.".into());
+        }
+        if let Some(change) = self.change_in_words() {
+            told.push(format!("The members change: {change}."));
+        }
+        if let Some(last) = self.last_failover() {
+            told.push(format!("Last failover: {last}."));
+        }
+        if let Some(words) = self.leader().and_then(ReplicaStatus::rest_in_words) {
+            told.push(words);
+        }
+        self.tell_troubles(&mut told);
+        told.extend(self.after_a_loss());
+        told
+    }
+
+    fn tell_troubles(&self, told: &mut Vec<String>) {
+        for replica in &self.replicas {
+            if let Some(trouble) = &replica.trouble {
+                told.push(format!("Replica {}: {trouble}", replica.id));
+            }
+            if let Some(stale) = replica.text("stale_file") {
+                told.push(format!("Replica {}: {stale}.", replica.id));
+            }
+            if replica.says("waits_to_be_added") {
+                let waits = "waits to be added: see `plover member --help`.";
+                told.push(format!("Replica {} {waits}", replica.id));
+            }
+            if replica.is_drained() {
+                let undrain = self.words("plover lab undrain", "plover undrain");
+                let holds = match replica.role.as_str() {
+                    "witness" | "recovering" => "and has no role that matters",
+                    _ => "and keeps its role until another replica can take it over",
+                };
+                told.push(format!(
+                    "Replica {} is drained (`{undrain}`), {holds}.",
+                    replica.id
+                ));
+            } else if replica.says("leaving") {
+                told.push(format!("Replica {} hands over, and ends then.", replica.id));
+            }
+            told.extend(replica.copy_in_words());
+        }
+        if self.replicas.iter().any(ReplicaStatus::can_split) {
+            told.push(format!("Warning: {SPLIT_WARNING}."));
+        }
+    }
+}
+
+impl GroupStatus {
+    /// The words for a command: those of a lab, or those of a host.
+    fn words<'a>(&self, in_lab: &'a str, on_hosts: &'a str) -> &'a str {
+        if self.in_lab { in_lab } else { on_hosts }
+    }
+
+    /// Why the guest is not protected, as its leader says.
+    fn why_unprotected(&self) -> String {
+        let Some(leader) = self.leader() else {
+            return "no replica leads".into();
+        };
+        if leader.says("guest_off") {
+            return "the guest is off".into();
+        }
+        let Some(why) = leader.text("unprotected_because") else {
+            return match leader.copy_in_words() {
+                Some(_) => "a copy to another replica is being made".into(),
+                None => "no other replica is in sync yet".into(),
+            };
+        };
+        why.into()
+    }
+
+    /// The change of the members that is under way: its step, and how far the copy is.
+    pub fn change_in_words(&self) -> Option<String> {
+        let change = self.leader()?.change()?;
+        let text = |key: &str| change.get(key)?.as_str();
+        let mut words = text("words")?.to_string();
+        if let Some(step) = text("step") {
+            words += &format!(": {step}");
+        }
+        let new = change.get("add").and_then(serde_json::Value::as_u64);
+        let copies = self
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.more.get("copy"));
+        let mut copies = copies.filter(|copy| new.is_some() && copy["to"].as_u64() == new);
+        let is_copying = text("step").is_some_and(|step| step.contains("copied"));
+        if let Some(copy) = copies.next().filter(|_| is_copying) {
+            let bytes = |key: &str| copy[key].as_u64().unwrap_or_default();
+            let (behind, of) = (bytes("bytes_behind"), bytes("bytes").max(1));
+            let percent = 100 - behind.min(of) * 100 / of;
+            words += &format!("; it has {percent}% of {} MiB", of >> 20);
+        }
+        Some(words)
+    }
+
+    /// How the present leader took over.
+    fn last_failover(&self) -> Option<String> {
+        let leader = self.leader()?;
+        let last = leader.more.get("last_failover")?;
+        let us = |key: &str| last.get(key)?.as_u64();
+        let ago = leader
+            .more
+            .get("mono_us")?
+            .as_u64()?
+            .saturating_sub(us("mono_us")?)
+            / 1_000_000;
+        let noticed = match (last.get("how")?.as_str()?, us("noticed_us")) {
+            ("silence", Some(silence)) => {
+                format!("noticed by a silence of {}", milliseconds(silence))
+            }
+            ("handed over", _) => "the lead was handed over".to_string(),
+            _ => "noticed by the report of a death".to_string(),
+        };
+        Some(format!(
+            "replica {} took over {ago} s ago: {noticed}, elected {} later, serving after {} more",
+            leader.id,
+            milliseconds(us("elected_us")?),
+            milliseconds(us("serving_us")?)
+        ))
+    }
+
+    /// Advice for the operator when no replica holds the guest; `None` while one does.
+    fn after_a_loss(&self) -> Option<String> {
+        let down = || self.replicas.iter().filter(|replica| !replica.answers());
+        if self.replicas.iter().any(ReplicaStatus::holds_state)
+            || down().count() == self.replicas.len()
+        {
+            return None;
+        }
+        let lost = "No replica holds the guest's state.";
+        let down: Vec<String> = down().map(|replica| replica.id.to_string()).collect();
+        Some(if !down.is_empty() {
+            format!(
+                "{lost} Replica {} may: bring all back ({}).",
+                down.join(" or "),
+                self.words("`plover lab restart --replica ID`", "start their services")
+            )
+        } else if let Some(holder) = self.newest_disks() {
+            format!(
+                "{lost} Replica {holder} has the newest copy of its disks: `{}` boots the guest from it.",
+                self.words("plover lab bootstrap", "plover bootstrap")
+            )
+        } else if self.had_disks() {
+            format!(
+                "{lost} No replica that was in sync last has a whole copy of its disks either: \
+                 what the others have is older than what clients have seen."
+            )
+        } else {
+            format!(
+                "{lost} `{}` boots a new guest, without what the old one held.",
+                self.words("plover lab bootstrap", "plover bootstrap")
+            )
+        })
+    }
+}
+
+impl ReplicaStatus {
+    pub(crate) fn says(&self, key: &str) -> bool {
+        self.more.get(key).and_then(serde_json::Value::as_bool) == Some(true)
+    }
+
+    /// The change of the members that it has under way.
+    pub(crate) fn change(&self) -> Option<&serde_json::Value> {
+        self.more.get("change").filter(|change| !change.is_null())
+    }
+
+    /// A list of replicas that it names.
+    pub(crate) fn ids(&self, key: &str) -> Vec<u8> {
+        let list = self.more.get(key).cloned().unwrap_or_default();
+        serde_json::from_value(list).unwrap_or_default()
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.more.get(key)?.as_str()
+    }
+
+    /// Whether the secondary's guest rests, and why, where the policy lets it.
+    fn rest_in_words(&self) -> Option<String> {
+        let rest = self.more.get("secondary_rests")?;
+        let per_s = |key: &str| match rest.get(key)?.as_u64() {
+            Some(frames) => Some(format!("{frames} frames/s")),
+            None => Some("not measured".into()),
+        };
+        let usually = match rest.get("usually")?.as_bool()? {
+            true => "rests",
+            false => "runs",
+        };
+        let trying = match rest.get("trying")?.as_bool()? {
+            true => "; the other is tried at present",
+            false => "",
+        };
+        Some(format!(
+            "The secondary's guest usually {usually}: released where it runs {}, {}% of them before the sync, \
+             where it rests {}{trying}.",
+            per_s("running_per_s")?,
+            rest.get("early_percent")?,
+            per_s("resting_per_s")?
+        ))
+    }
+
+    /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
+    fn copy_in_words(&self) -> Option<String> {
+        let copy = self.more.get("copy")?;
+        let bytes = |key: &str| copy.get(key)?.as_u64();
+        let (to, of) = (bytes("to")?, bytes("bytes")?);
+        let behind = bytes("bytes_behind")?.min(of);
+        let percent = (of - behind) * 100 / of.max(1);
+        let kind = match self.role.as_str() {
+            "leader" => "the copy that joins",
+            _ => "the warm copy",
+        };
+        let closed = match copy.get("open").and_then(serde_json::Value::as_bool) {
+            Some(true) => "",
+            _ => ", which takes nothing at present",
+        };
+        Some(format!(
+            "replica {to} has {percent}% of replica {}'s {} MiB: {kind} lacks {}{closed}",
+            self.id,
+            of >> 20,
+            mebibytes(behind)
+        ))
+    }
+}
+
+/// An amount of memory for people.
+fn mebibytes(bytes: u64) -> String {
+    let tenths = bytes / (1 << 20) * 10 + (bytes % (1 << 20)) * 10 / (1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::last_error;
+    use super::super::tests::{lab, said};
+    use super::*;
+
+    #[test]
+    fn after_a_loss_the_newest_disks_are_named() {
+        let lost = |id, isr: &[u8], index: u64| {
+            let mut it = said(id, "witness", "1@r0", false);
+            let remembered = serde_json::json!({"isr": isr, "generation": 16, "index": index});
+            it.more.insert("last_in_sync".into(), remembered);
+            it.more.insert("disks_whole".into(), true.into());
+            it
+        };
+        let all = vec![lost(0, &[0, 1], 3), lost(1, &[1], 90), lost(2, &[0, 1], 3)];
+        let told = lab(all.clone()).to_string();
+        assert!(told.contains("Replica 1 has the newest copy"), "{told}");
+        let mut two = all.clone();
+        two[1] = ReplicaStatus::mute(1, "down", None);
+        let told = lab(two).to_string();
+        assert!(told.contains("Replica 1 may: bring all back"), "{told}");
+        let mut alive = all.clone();
+        alive[2].more.insert("holds_state".into(), true.into());
+        assert!(!lab(alive).to_string().contains("No replica"));
+        let mut torn = all;
+        torn[1].more.insert("disks_whole".into(), false.into());
+        let told = lab(torn).to_string();
+        assert!(told.contains("older than what clients have seen"), "{told}");
+        let bare = lab(vec![said(0, "witness", "1@r0", false)]).to_string();
+        assert!(bare.contains("boots a new guest"), "{bare}");
+    }
+
+    #[test]
+    fn troubles_are_told_below_the_table() {
+        let mut full = said(1, "witness", "1@r0", false);
+        full.trouble = Some("cannot write the disk image /d: make room".into());
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        assert_eq!(last_error(&log), None);
+        std::fs::write(&log, "INFO role\nplover: there is no disk image /d\n").unwrap();
+        let ended = ReplicaStatus {
+            trouble: last_error(&log),
+            ..ReplicaStatus::mute(2, "down", None)
+        };
+        let table = lab(vec![said(0, "leader", "1@r0", false), full, ended]).to_string();
+        for line in [
+            "Replica 1: cannot write the disk image /d: make room",
+            "Replica 2: there is no disk image /d",
+        ] {
+            assert!(table.lines().any(|found| found == line), "{table}");
+        }
+        std::fs::write(&log, "plover: old\nINFO role\n").unwrap();
+        assert_eq!(last_error(&log), None, "it ran on after that");
+    }
+
+    #[test]
+    fn a_pause_and_a_reboot_of_the_operator_are_told() {
+        let mut leader = said(0, "leader", "1@r0", true);
+        assert!(!lab(vec![leader.clone()]).to_string().contains("paused"));
+        leader.more.insert("guest_paused".into(), true.into());
+        let table = lab(vec![leader.clone()]).to_string();
+        let line = "The guest is paused by the operator until `plover lab unpause`.";
+        assert!(table.lines().any(|found| found == line), "{table}");
+        leader.more.insert("guest_reboots".into(), true.into());
+        let table = lab(vec![leader]).to_string();
+        assert!(
+            table.contains("boots again when it has powered off"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn it_is_told_whether_the_secondary_rests_and_why() {
+        let mut leader = said(0, "leader", "1@r0", true);
+        leader
+            .more
+            .insert("secondary_rests".into(), serde_json::Value::Null);
+        let table = lab(vec![leader.clone()]).to_string();
+        assert!(!table.contains("usually"), "another policy: {table}");
+        let rest = serde_json::json!({
+            "now": false, "slots": 90, "usually": true, "trying": true,
+            "running_per_s": 210, "early_percent": 97, "resting_per_s": null,
+        });
+        leader.more.insert("secondary_rests".into(), rest);
+        let table = lab(vec![leader]).to_string();
+        let line = "The secondary's guest usually rests: released where it runs 210 frames/s, 97% of them before \
+                    the sync, where it rests not measured; the other is tried at present.";
+        assert!(table.lines().any(|found| found == line), "{table}");
+    }
+
+    #[test]
+    fn two_replicas_say_that_they_can_split() {
+        let mut one = said(0, "leader", "1@r0", true);
+        assert!(!lab(vec![one.clone()]).to_string().contains("Warning"));
+        one.more.insert("can_split".into(), true.into());
+        let table = lab(vec![one, said(1, "secondary", "1@r0", false)]).to_string();
+        assert!(table.contains("Warning: two replicas without"), "{table}");
+    }
+
+    #[test]
+    fn a_copy_is_told_in_bytes_and_percent() {
+        let mut secondary = said(1, "secondary", "1@r0", false);
+        let copy = serde_json::json!({
+            "to": 2, "open": true, "bytes": 256 << 20, "bytes_behind": (64 << 20) + (1 << 19),
+        });
+        secondary.more.insert("copy".into(), copy);
+        let table = lab(vec![secondary]).to_string();
+        let told = "replica 2 has 74% of replica 1's 256 MiB: the warm copy lacks 64.5 MiB\n";
+        assert!(table.contains(told), "{table}");
+    }
+
+    fn planned(replicas: Vec<ReplicaStatus>) -> GroupStatus {
+        GroupStatus::of("shop-db".into(), "hybrid".into(), replicas)
+    }
+
+    #[test]
+    fn the_group_is_shown_with_its_name_and_its_last_failover() {
+        let mut leader = said(1, "leader", "2@r1", true);
+        let last = serde_json::json!({
+            "how": "silence", "mono_us": 4_000_000, "noticed_us": 75_000, "elected_us": 11_200, "serving_us": 3_000,
+        });
+        leader.more.insert("last_failover".into(), last);
+        leader.more.insert("mono_us".into(), 9_000_000.into());
+        let table = planned(vec![leader.clone()]).to_string();
+        assert!(
+            table.starts_with("guest shop-db  protected  policy hybrid\n"),
+            "{table}"
+        );
+        let told = "Last failover: replica 1 took over 5 s ago: noticed by a silence of 75.0 ms, elected 11.2 ms later, \
+                    serving after 3.0 ms more.\n";
+        assert!(table.contains(told), "{table}");
+        leader.more["last_failover"]["how"] = "handed over".into();
+        leader.more["last_failover"]["noticed_us"] = serde_json::Value::Null;
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("5 s ago: the lead was handed over, elected 11.2 ms later"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn a_drained_host_and_a_silent_one_are_shown() {
+        let silent = serde_json::json!({"id": 2, "silent": "it has not answered within a second"});
+        let silent = ReplicaStatus::answered(&silent).unwrap();
+        let mut drained = said(0, "witness", "2@r1", false);
+        drained.more.insert("drained".into(), true.into());
+        let all = vec![drained.clone(), said(1, "leader", "2@r1", false), silent];
+        let table = planned(all).to_string();
+        for line in [
+            "Replica 0 is drained (`plover undrain`), and has no role that matters.",
+            "Replica 2: it has not answered within a second",
+            "Not protected: no other replica is in sync yet.",
+        ] {
+            assert!(table.lines().any(|found| found == line), "{table}");
+        }
+        assert!(table.contains("      2  silent"), "{table}");
+        drained.role = "secondary".into();
+        let table = planned(vec![drained]).to_string();
+        assert!(
+            table.contains("keeps its role until another replica can take it over"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn the_reason_is_told_for_a_guest_without_protection() {
+        let mut leader = said(1, "leader", "2@r1", false);
+        let why = "the copy of the guest to replica 2 failed: no room";
+        leader.more.insert("unprotected_because".into(), why.into());
+        let table = planned(vec![leader.clone()]).to_string();
+        assert!(table.contains(&format!("Not protected: {why}.")), "{table}");
+        leader.more.insert("guest_off".into(), true.into());
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("The guest is off until `plover start`."),
+            "{table}"
+        );
+        let none = planned(vec![said(1, "witness", "2@r1", false)]).to_string();
+        assert!(none.contains("Not protected: no replica leads."), "{none}");
+        assert!(
+            none.contains("`plover bootstrap` boots a new guest"),
+            "{none}"
+        );
+    }
+}

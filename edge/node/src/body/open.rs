@@ -1,0 +1,177 @@
+//! The start of a replica: its files, links, network and disks.
+
+use super::answers::Answers;
+use super::failover::Failover;
+use super::printed::Printed;
+use super::relay::Relay;
+use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
+use crate::announce::Announcement;
+use crate::background::Background;
+use crate::config::ReplicaConfig;
+use crate::control::Control;
+use crate::death::{Reporter, Reports, SentOn};
+use crate::histogram::Histogram;
+use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
+use crate::pack::Packer;
+use crate::recent::RecentLog;
+use crate::service::Service;
+use crate::storage::Storage;
+use crate::supervisor::ThisProcess;
+use crate::trace::Trace;
+use crate::uplink::Uplink;
+use crate::{clock, images, private};
+use plover_disk::Disks;
+use plover_fabric::BoxedFabric;
+use plover_replica::{Replica, Role, Watch};
+use plover_types::{Lane, Micros, PageLayout, ReplicaId};
+use plover_vm::choose_accel;
+use std::collections::VecDeque;
+
+impl Body {
+    pub(super) fn open(
+        config: ReplicaConfig,
+        process: ThisProcess,
+        log: RecentLog,
+    ) -> Result<Self, BoxError> {
+        let qemu = config.qemu();
+        // Before this replica has peers who wait for it: the first call tries KVM.
+        choose_accel(&qemu);
+        let now = clock::now();
+        let me = ReplicaId(config.group.me);
+        let run_dir = &config.paths.run_dir;
+        private::folder("paths.run_dir", run_dir)?;
+        private::folder("paths.state_dir", &config.paths.state_dir)?;
+        let control = Control::listen(run_dir)
+            .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
+        let devices = [Some(config.net.tap.clone()), config.net.uplink.clone()];
+        let uplink = Uplink::watch(devices.into_iter().flatten().collect())
+            .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
+        let durability = config.group.durability;
+        let (storage, start) =
+            Storage::open(&config.paths.state_dir, &config.group.name, me, durability)?;
+        let record = storage.members().cloned();
+        let group = match &record {
+            Some(record) => config.group.linked(record),
+            None => config.group.clone(),
+        };
+        if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
+            tracing::warn!(event = "file_stale", "{stale}");
+        }
+        let disks = match &images::prepare(&config)?[..] {
+            [] => None,
+            specs => {
+                let journal = config.paths.state_dir.join(images::JOURNAL);
+                Some(Disks::open(specs, &journal)?)
+            }
+        };
+        let keys = group.keys()?;
+        let fabric = crate::fabric::open(&group, keys.clone())?;
+        let record_bytes_max = Lane::ALL.map(|lane| {
+            let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
+            fabric.as_ref().map_or(1 << 20, max)
+        });
+        let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
+        let deaths = Reports::listen(&config.group, keys.clone()).unwrap_or_else(|error| {
+            tracing::warn!(event = "deaths_unheard", %error, "cannot listen for UDP at this replica's address: the death of a \
+                process is noticed by the timeout only");
+            None
+        });
+        let mut hash_key = [0u8; 32];
+        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
+        let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
+        let members = record.as_ref();
+        let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout, members);
+        brain.drained = storage.is_drained();
+        // Without it, clients send again what they sent in the moment of a switchover.
+        let reporter = Reporter::open(&group, keys.clone(), process.number)
+            .ok()
+            .flatten();
+        prepare_process();
+        if let Some(host) = &config.host {
+            host.check_here()?;
+        }
+        let console_log = std::fs::File::create(run_dir.join("console.log"))?;
+        let console_log = Background::start("console-log", console_log);
+        let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
+        let last_failure = storage.damage();
+        Ok(Self {
+            qemu,
+            layout,
+            replica: Replica::new(brain, start, now),
+            watch: Watch::default(),
+            role: Role::Recovering,
+            actions: VecDeque::new(),
+            events: VecDeque::new(),
+            storage,
+            packer: Packer::new(config.policy.compresses(), record_bytes_max),
+            fabric,
+            deaths,
+            supervisor: process.supervisor,
+            service: Service::from_environment(process.supervisor),
+            sent_on: SentOn::default(),
+            tap: process.tap,
+            uplink,
+            facing: false,
+            vm: None,
+            disks,
+            control,
+            answers: Answers::new(),
+            work: VecDeque::new(),
+            copy_reads: VecDeque::new(),
+            console: Vec::new(),
+            printed: Printed::default(),
+            console_log,
+            console_log_bytes: 0,
+            trace,
+            log,
+            metrics: SyncMetrics::default(),
+            held: HeldOutputs::default(),
+            failures: Failures::default(),
+            staging: None,
+            staged: Histogram::default(),
+            announcement: Announcement::new(config.guest.mac),
+            crash_in: None,
+            crash_at: None,
+            suspicions: 0,
+            times_deposed: 0,
+            inputs: 0,
+            dropped_inputs: 0,
+            dropped_outputs: 0,
+            last_failure,
+            unprotected: None,
+            stopping: false,
+            leaving: None,
+            failover: Failover::default(),
+            relay: Relay::default(),
+            keys,
+            reporter,
+            number: process.number,
+            sends_on_until: Micros::ZERO,
+            sampled_at: Micros::ZERO,
+            looked_at_faults: Micros::ZERO,
+            faults_at_scan: 0,
+            ready: Ready::default(),
+            bulk: VecDeque::new(),
+            outputs_left: false,
+            fabric_due: Micros::ZERO,
+            config,
+        })
+    }
+}
+
+/// Exact sleeps, kept memory, and a priority before the guests' vCPUs: this thread does little, but
+/// others wait for it. A failure costs only latency.
+fn prepare_process() {
+    // SAFETY: PR_SET_TIMERSLACK takes its argument by value.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
+    }
+    // A sync frees its memory and the next one allocates as much a few milliseconds later. So the
+    // allocator keeps it, instead of returning it to the kernel, which would zero it anew each time.
+    // SAFETY: mallopt takes its arguments by value; no other thread allocates yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+    }
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
