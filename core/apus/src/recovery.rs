@@ -170,9 +170,11 @@ impl Apus {
         }
         self.recovery.round = self.recovery.round.wrapping_add(1);
         self.recovery.ask_at = now + self.config.timeout;
+        // Also those that have joined while this replica was away, and of which it knows by the last round's answers.
+        let everyone = self.everyone_named().0 | self.everyone_known().0;
         self.recovery.answers.clear();
         self.recovery.asked_again = false;
-        for peer in self.everyone_named().iter() {
+        for peer in ReplicaSet(everyone).iter() {
             self.ask(peer, out);
         }
         self.report_if_empty(out);

@@ -80,8 +80,18 @@ impl Process {
         self.turn(|core, now, out| core.apply(now, Event::Received { from, bytes }, out))
     }
 
-    /// Nothing has happened until the next deadline.
+    /// Nothing has happened until the next deadline. One that the process has slept over may only put off what is due
+    /// (`apus`, `silence`): then nothing has happened until the next one either.
     pub fn time_out(&mut self) -> Effects {
+        let has_slept = self.clock > self.core.deadline();
+        let effects = self.tick_at_deadline();
+        if has_slept && effects.records.is_empty() && !effects.leads {
+            return self.tick_at_deadline();
+        }
+        effects
+    }
+
+    fn tick_at_deadline(&mut self) -> Effects {
         self.clock = self.clock.max(self.core.deadline());
         self.turn(|core, now, out| core.apply(now, Event::Tick, out))
     }
