@@ -102,7 +102,7 @@ pub enum Command {
         /// The configurations of this host's replicas: one for each guest.
         #[arg(long = "config", value_name = "FILE", num_args = 1.., required = true)]
         configs: Vec<PathBuf>,
-        /// Where to listen. Anybody who reaches this address can see the page.
+        /// The address to listen at. Anybody who reaches it can see the page.
         #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9778")]
         listen: SocketAddr,
     },

@@ -69,7 +69,7 @@ pub fn serve(
     Ok(())
 }
 
-/// What a request asks for: the path, and what follows the question mark.
+/// The target of a request: the path, and what follows the question mark.
 pub fn path_and_query(request: &Request) -> (&str, &str) {
     request.url().split_once('?').unwrap_or((request.url(), ""))
 }

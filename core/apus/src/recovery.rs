@@ -70,7 +70,7 @@ pub(crate) struct Recovery {
     reported: bool,
 }
 
-/// What a replica has answered.
+/// A replica's answer.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     promised: View,

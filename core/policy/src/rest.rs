@@ -199,7 +199,7 @@ impl RestRule {
         self.rested
     }
 
-    /// What slots yield in which the secondary's guest runs.
+    /// The yield of slots in which the secondary's guest runs.
     pub fn running(&self) -> &RestYield {
         match self.usually_rests {
             true => &self.other,
@@ -207,7 +207,7 @@ impl RestRule {
         }
     }
 
-    /// What slots yield in which it rests.
+    /// The yield of slots in which it rests.
     pub fn resting(&self) -> &RestYield {
         match self.usually_rests {
             true => &self.usual,

@@ -1,4 +1,4 @@
-//! What a confined program can do, and what it cannot.
+//! The bounds of a confined program, tried from inside.
 
 use plover_confine::{Confinement, Files, confines_files};
 use std::path::Path;

@@ -318,7 +318,7 @@ impl Tls {
     }
 }
 
-/// What an error of TLS means for the link.
+/// The consequence of an error of TLS for the link.
 fn explain(error: Error, handshaking: bool) -> Loss {
     let words = match &error {
         Error::InvalidCertificate(CertificateError::Other(other)) => other.to_string(),

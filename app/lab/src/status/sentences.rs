@@ -1,10 +1,10 @@
-//! What an operator should know of a group, in sentences: why it is not protected, what goes on, troubles, and what to do about them.
+//! The sentences below a group's table: why it is not protected, what goes on, troubles, and what to do about them.
 
 use super::{GroupStatus, ReplicaStatus, milliseconds};
 use plover_node::SPLIT_WARNING;
 
 impl GroupStatus {
-    /// What an operator should know besides the table, in sentences.
+    /// The sentences that an operator should read beside the table.
     pub fn sentences(&self) -> Vec<String> {
         let mut told = Vec::new();
         if !self.protected && self.policy != "none" {

@@ -1,4 +1,4 @@
-//! What a group did in the last quarter of an hour: a point for each time that it was asked, and its failovers.
+//! The last quarter of an hour of a group: a point for each time that it was asked, and its failovers.
 //!
 //! Replicas count from their start. A point has the figures of the time since the point before it, from the counters
 //! of one leader at both; where the leader is another one, or has been started anew, there are none.
@@ -145,7 +145,7 @@ impl History {
     }
 }
 
-/// What the copy lacks that one replica makes of the guest to another one.
+/// The part that a copy of the guest, from one replica to another, still lacks.
 fn copy_behind(status: &GroupStatus) -> Option<u64> {
     let mut replicas = status.replicas.iter();
     replicas.find_map(|replica| within(&replica.more, "copy/bytes_behind")?.as_u64())
@@ -165,7 +165,7 @@ struct Failover {
     by: u8,
     from: Option<u8>,
     unix_ms: u64,
-    /// What the replica says of it.
+    /// The replica's word on it.
     said: Value,
     protection: Protection,
 }

@@ -1,4 +1,4 @@
-//! What the page keeps, and where it fetches from.
+//! The page's memory, and the addresses that it fetches from.
 
 use super::history::{Failovers, History};
 use super::{CSS, HEADERS, HTML, JS, is_local};

@@ -14,7 +14,7 @@ use plover_types::{ReplicaId, ReplicaSet};
 /// that the group hardly waits.
 const CAUGHT_UP: u64 = 256;
 
-/// What a change under way waits for.
+/// The event that a change under way waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeStep {
     /// The new host has not answered yet.
@@ -50,7 +50,7 @@ pub(super) struct Sight {
     pub is_copied: bool,
 }
 
-/// What to do next for a change.
+/// The next step of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Propose(Members),
@@ -196,7 +196,7 @@ impl Leader {
 }
 
 impl Replica {
-    /// What the change under way waits for, as its leader sees it.
+    /// The event that the change under way waits for, as its leader sees it.
     pub fn change_step(&self) -> Option<ChangeStep> {
         let Phase::Leader(leader) = &self.phase else {
             return None;

@@ -17,7 +17,7 @@ pub enum MemberOrder {
     Add {
         /// Its replica.
         id: ReplicaId,
-        /// Where it listens.
+        /// The address at which it listens.
         address: String,
     },
     /// A host that is dead leaves, or the one that a change under way would add.
@@ -31,7 +31,7 @@ pub enum MemberOrder {
         old: ReplicaId,
         /// The replica that joins.
         new: ReplicaId,
-        /// Where it listens.
+        /// The address at which it listens.
         address: String,
     },
 }

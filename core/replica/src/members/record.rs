@@ -1,4 +1,4 @@
-//! What the log says of the group's members.
+//! The group's members by the log.
 
 use apus::{Members, ToldMembers};
 use plover_types::{Index, ReplicaId, ReplicaSet, View, wire};
@@ -24,7 +24,7 @@ pub struct GroupRecord {
     pub index: Index,
     /// Voters and learners.
     pub members: Members,
-    /// Where members listen for each other, and where those that have left did.
+    /// The addresses at which members listen for each other, also of those that have left.
     pub addresses: BTreeMap<ReplicaId, String>,
     /// The replicas that have left. Their ids are never used again.
     pub left: ReplicaSet,

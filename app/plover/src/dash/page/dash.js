@@ -192,7 +192,7 @@ function renderSummary(group) {
 const MUTE = { silent: "Silent", stopped: "Stopped", down: "Down" };
 const truth = (value, yes, no) => (value === true ? yes : value === false ? no : "not said");
 
-// What a replica has of the guest.
+// A replica's part of the guest.
 function guestOf(replica) {
   const more = replica.more;
   if (replica.role === "joining") return "gets a full copy";
