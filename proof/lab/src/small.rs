@@ -18,7 +18,7 @@ impl SmallDisk {
     pub fn new(at: PathBuf, mib: u32) -> Result<Self> {
         std::fs::create_dir_all(&at)?;
         let this = Self { at };
-        this.mount(&format!("size={mib}m"))?;
+        this.mount(&format!("size={mib}m,mode=700"))?;
         Ok(this)
     }
 

@@ -213,7 +213,7 @@ fn lost_dirty_bits_are_caught() {
 #[test]
 fn a_leader_that_blames_its_secondary_is_caught() {
     let found_by = ["one_fault_is_survived"];
-    catches(&with(Canary::BlameSecondary), 200, &found_by);
+    catches(&with(Canary::BlameSecondary), 400, &found_by);
 }
 
 /// A replica that joins is named in sync before it has reset the queues that the guest has: the leader may die
