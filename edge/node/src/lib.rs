@@ -27,6 +27,8 @@
 //!     [group]
 //!     name = "shop-db"
 //!     me = 0
+//!     key_file = "/etc/plover/shop-db.key"
+//!     trust_file = "/etc/plover/shop-db.trust"
 //!     replica = [
 //!         { id = 0, address = "192.0.2.10:7700" },
 //!         { id = 1, address = "192.0.2.11:7700" },

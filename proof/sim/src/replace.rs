@@ -15,7 +15,7 @@ use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Config, Event, GroupRecord, MemberOrder};
-use plover_types::{Index, ReplicaId, ReplicaSet};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::collections::BTreeMap;
 
 /// A stream of its own, so that the other decisions of a seed stay what they were without replaced hosts.
@@ -23,6 +23,9 @@ const REPLACE_STREAM: u64 = 37;
 
 /// The part of the seeds in which hosts are replaced.
 const CHANCE: f64 = 0.3;
+
+/// The operator edits a file, and starts the replica again.
+const NEW_FILE_AFTER: Micros = Micros(50_000);
 
 /// The most hosts there ever are.
 const HOSTS_MAX: usize = 8;
@@ -222,9 +225,26 @@ impl World {
         self.vanish(who);
     }
 
-    /// Nobody replaces hosts any more. Those that were off come back, also those that have left.
+    /// Nobody replaces hosts any more. Those that were off come back, also those that have left. The operator brings the
+    /// members' files up to date, as a status asks for: a host that has lost its disk knows no others.
     pub(crate) fn end_replacing(&mut self) {
         self.replacing.off = ReplicaSet::EMPTY;
+        let group = self.group();
+        if !group.is_of_the_log() {
+            return;
+        }
+        for who in group.members.all().iter() {
+            let mut file = group.members.voters;
+            file.insert(who);
+            self.replacing.files.insert(who, file);
+            let replica = self.process(who).replica.as_deref();
+            if replica.is_some_and(|replica| !replica.group_record().is_of_the_log()) {
+                self.coverage
+                    .hit("members: an old file is brought up to date");
+                self.vanish(who);
+                self.plan.after(NEW_FILE_AFTER, Happening::Restart(who));
+            }
+        }
     }
 
     /// A replica has left the group: its process ends.
