@@ -45,7 +45,7 @@ const DEVICES: [&str; 4] = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/rand
 /// System calls that are refused: each reaches another process, the kernel's keys, or the network, or makes
 /// the kernel do work that this filter does not see.
 const REFUSED: [libc::c_long; 32] = [
-    // What is connected to comes by inheritance. A Unix socket has a path, which Landlock does not cover.
+    // Connections come by inheritance. A Unix socket has a path, which Landlock does not cover.
     libc::SYS_socket,
     libc::SYS_connect,
     libc::SYS_bind,

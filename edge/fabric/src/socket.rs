@@ -126,7 +126,7 @@ impl<M: Message<N>, const N: usize> Dial<M, N> {
         }
         let Some((mine, answer)) = &mut self.asked else {
             if is_connected(&socket.socket)? {
-                // What is waited for from here on is the other side's.
+                // From here on this side waits for the other one.
                 context.poll.change(&*socket, *token, Interest::Read)?;
                 if socket.handshake()? {
                     let mine = greet(context)?;

@@ -8,7 +8,7 @@ use rustix::fs::Mode;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Who else may write, of a folder's mode.
+/// The bits of a folder's mode by which others may write.
 const OTHERS_WRITE: u32 = 0o022;
 
 /// From now on this process makes files that only its user reads.

@@ -29,7 +29,7 @@ pub struct Group {
     known: Mutex<Known>,
 }
 
-/// What is known of a group.
+/// The knowledge of one group.
 #[derive(Debug, Default)]
 struct Known {
     heard: Option<Heard>,

@@ -1,4 +1,4 @@
-//! Which keys the two sides of a connection show and accept.
+//! The keys that the two sides of a connection show and accept.
 
 use crate::keys::{Keys, PublicKey};
 use plover_types::ReplicaId;

@@ -29,7 +29,7 @@ struct Content {
     kept: Kept,
 }
 
-/// What the file keeps. A release that does not know the members passes over them.
+/// The content of the file. A release that does not know the members passes over them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Kept {
     #[serde(flatten)]
