@@ -37,6 +37,11 @@ impl GroupConfig {
         }
     }
 
+    /// The same by the record that this replica has kept; the file's own members if there is none.
+    pub(crate) fn linked_by(&self, record: Option<&GroupRecord>) -> Self {
+        record.map_or_else(|| self.clone(), |record| self.linked(record))
+    }
+
     /// In which way the file is out of date, for the operator.
     pub(crate) fn stale(&self, record: &GroupRecord) -> Option<String> {
         if !record.is_of_the_log() {

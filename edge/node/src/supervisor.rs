@@ -92,9 +92,9 @@ pub enum Side {
 pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     private::keep_files_private();
     let number = draw()?;
-    let linked = || match members_in(&config.paths.state_dir, &config.group.name) {
-        Some(record) => config.group.linked(&record),
-        None => config.group.clone(),
+    let linked = || {
+        let record = members_in(&config.paths.state_dir, &config.group.name);
+        config.group.linked_by(record.as_ref())
     };
     let group = linked();
     let keys = group.keys()?;

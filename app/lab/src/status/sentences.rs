@@ -69,9 +69,7 @@ impl GroupStatus {
             told.push(format!("Warning: {SPLIT_WARNING}."));
         }
     }
-}
 
-impl GroupStatus {
     /// The words for a command: those of a lab, or those of a host.
     fn words<'a>(&self, in_lab: &'a str, on_hosts: &'a str) -> &'a str {
         if self.in_lab { in_lab } else { on_hosts }

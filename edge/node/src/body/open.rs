@@ -50,10 +50,7 @@ impl Body {
         let (storage, start) =
             Storage::open(&config.paths.state_dir, &config.group.name, me, durability)?;
         let record = storage.members().cloned();
-        let group = match &record {
-            Some(record) => config.group.linked(record),
-            None => config.group.clone(),
-        };
+        let group = config.group.linked_by(record.as_ref());
         if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
             tracing::warn!(event = "file_stale", "{stale}");
         }
