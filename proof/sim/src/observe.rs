@@ -154,6 +154,9 @@ impl World {
         if status.phase == apus::Phase::Leading {
             return told.committed(view, commit, now);
         }
+        if !self.invariants.log.in_sync().contains(who) {
+            return told.left(who);
+        }
         // With logs in memory a backup may commit before its leader.
         let is_fast = self.scenario.keeps_log()
             && self.scenario.store.1 <= 300
@@ -161,11 +164,7 @@ impl World {
             && self.scenario.net.harsh == 0.0;
         // A new host learns late of entries that are older than its part in the group.
         let is_old = !self.replacing.comes();
-        if is_fast
-            && is_old
-            && self.active_faults == 0
-            && self.invariants.log.in_sync().contains(who)
-        {
+        if is_fast && is_old && self.active_faults == 0 {
             let calm_since = self.disturbed_at + CALM_AFTER;
             let check = told.learnt(who, (view, commit), now, calm_since);
             self.check(check);

@@ -33,6 +33,11 @@ impl CommitsAreTold {
         }
     }
 
+    /// `who` is not in the in-sync set: what it learns now, nobody waits for.
+    pub fn left(&mut self, who: ReplicaId) {
+        self.followed.remove(&who);
+    }
+
     /// A member of the in-sync set has learnt that `commit` is committed. `calm_since` is the time since when
     /// nothing was wrong.
     pub fn learnt(
