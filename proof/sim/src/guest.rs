@@ -74,7 +74,7 @@ struct Stream {
     /// The numbers of the connection's SYN, and of what comes next.
     first: u32,
     next: u32,
-    /// The place of what comes next, and the frames of the client's that were consumed.
+    /// The place in the connection of what comes next, and the frames of the client's that were consumed.
     place: u32,
     heard: u32,
 }
@@ -347,6 +347,7 @@ impl FakeGuest {
         stream.is_open = true;
         stream.first = first;
         stream.next = first;
+        stream.place = 0;
         Some(self.speak(client, &[], true, histories))
     }
 

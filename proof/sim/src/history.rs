@@ -51,9 +51,9 @@ pub struct Histories {
     nodes: Vec<Node>,
     // Never iterated, so that the run does not depend on its order.
     by_hash: HashMap<u64, History>,
-    /// The words that guests have sent at each place of each client's stream, and the node at which
+    /// The words that guests have sent at each place of each connection, and the node at which
     /// each was sent.
-    words: HashMap<(u8, u32), Vec<(History, u32)>>,
+    words: HashMap<(u8, u8, u32), Vec<(History, u32)>>,
     /// How many of each client's frames guests have reported as consumed, and the node of each report.
     heard: HashMap<u8, Vec<(History, u32)>>,
 }
@@ -126,7 +126,7 @@ impl Histories {
             return;
         };
         for (place, word) in spoken.placed() {
-            let said = self.words.entry((spoken.client, place)).or_default();
+            let said = self.words.entry((spoken.client, spoken.connection, place)).or_default();
             said.push((at, word));
         }
         let heard = self.heard.entry(spoken.client).or_default();
@@ -138,7 +138,7 @@ impl Histories {
     pub fn has_sent(&self, at: History, spoken: &Spoken) -> bool {
         let lived = |(then, _): &&(History, u32)| self.contains(at, *then);
         let words = spoken.placed().all(|(place, word)| {
-            let said = self.words.get(&(spoken.client, place));
+            let said = self.words.get(&(spoken.client, spoken.connection, place));
             let said = said.into_iter().flatten().filter(|(_, w)| *w == word);
             said.rev().any(|one| lived(&one))
         });

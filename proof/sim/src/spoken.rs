@@ -4,8 +4,7 @@
 //! simulator where the comparison does not look:
 //!
 //! * Behind the segment, where Ethernet pads a frame: the name of the history that explains it.
-//! * In the window: the place of its words. Places count from the first word ever sent to the client,
-//!   over all of its connections.
+//! * In the window: the place of its words. Places count from the first word of the connection.
 //! * In the timestamp: the clock of the connection. It stands still, so that any difference shows.
 
 use etherparse::{
@@ -119,8 +118,7 @@ impl Spoken {
         self.seq.wrapping_add(bytes as u32 + u32::from(self.opens))
     }
 
-    /// A number that is the same for all segments of a connection: its first sequence number less the
-    /// place in the stream at which the connection was opened.
+    /// A number that is the same for all segments of a connection: its first sequence number.
     pub fn opened_at(&self) -> u32 {
         let first = self.seq.wrapping_sub(u32::from(!self.opens));
         first.wrapping_sub(self.place)

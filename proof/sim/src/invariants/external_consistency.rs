@@ -5,7 +5,7 @@
 //! this history, because any of them may lead next. Every later leader's history must contain it.
 //!
 //! Where outputs are released on match, a member may explain an output in another way: its guest
-//! has itself sent the same words at the same place of the stream, and has acknowledged at least
+//! has itself sent the same words at the same place of the connection, and has acknowledged at least
 //! as much to the client (COLO §3.1). Every later leader's guest must then have done so, too, or
 //! contain the history.
 

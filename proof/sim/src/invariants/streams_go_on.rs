@@ -18,7 +18,7 @@ use std::collections::HashMap;
 /// The streams that clients have read.
 #[derive(Debug, Default)]
 pub struct StreamsGoOn {
-    words: HashMap<(u8, u32), (u32, ReplicaId)>,
+    words: HashMap<(u8, u8, u32), (u32, ReplicaId)>,
     /// The number from which each connection counts, and its clock.
     numbers: HashMap<(u8, u8), ((u32, u32), ReplicaId)>,
 }
@@ -51,13 +51,13 @@ impl StreamsGoOn {
         for (place, word) in spoken.placed() {
             let (first, by) = *self
                 .words
-                .entry((spoken.client, place))
+                .entry((spoken.client, spoken.connection, place))
                 .or_insert((word, who));
             if first != word {
                 return Err(violation(format!(
-                    "{who} (view {view}) sends other bytes at {place} of client {}'s stream \
-                     than {by} had",
-                    spoken.client
+                    "{who} (view {view}) sends other bytes at {place} of client {}'s \
+                     connection {} than {by} had",
+                    spoken.client, spoken.connection
                 )));
             }
         }
