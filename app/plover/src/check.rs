@@ -2,6 +2,8 @@
 //!
 //! Nothing is changed: the disk is timed with a file that is removed again, and peers are only connected to.
 
+mod others;
+
 use crate::output;
 use anyhow::Result;
 use plover_node::ReplicaConfig;
@@ -59,6 +61,7 @@ pub fn run(file: &Path) -> Result<ExitCode> {
     keys(&mut report, &config);
     peers(&mut report, &config);
     disks(&mut report, &config);
+    others::others(&mut report, file, &config);
     output::print(&report)?;
     let missing = report.count(Verdict::Missing);
     Ok(ExitCode::from(if missing == 0 { 0 } else { 2 }))

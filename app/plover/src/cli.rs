@@ -66,13 +66,18 @@ pub enum Command {
     /// Show the state of the whole group, asked of the replica that runs on this host.
     ///
     /// A replica that does not answer within a second is shown as silent.
-    #[command(after_help = "Example:\n  plover status --run-dir /run/plover/shop-db --watch")]
+    #[command(
+        after_help = "Example:\n  plover status --watch\n  plover status --run-dir /run/plover/shop-db --json\n  plover status --all"
+    )]
     Status {
         #[command(flatten)]
         show: Show,
         /// Only the replica of this host: with --json everything that it says of itself.
         #[arg(long, conflicts_with = "watch")]
         here: bool,
+        /// All guests that have a replica on this host, one a line. Fails if a replica of this host does not answer.
+        #[arg(long, conflicts_with = "here")]
+        all: bool,
         #[command(flatten)]
         at: At,
     },
@@ -360,9 +365,10 @@ impl FromStr for NewHost {
 /// The replica that is asked.
 #[derive(Debug, Args)]
 pub struct At {
-    /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
-    #[arg(long, value_name = "DIR", default_value = "/run/plover")]
-    pub run_dir: PathBuf,
+    /// The replica's `paths.run_dir`, where its control socket is. It can be left out if this host has one replica, in
+    /// a directory of /run/plover.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
 }
 
 /// How a status is shown.

@@ -21,6 +21,7 @@
 //! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do),
 //! 130 interrupted. `plover lab exec` exits with the code of what it ran.
 
+mod at;
 mod bench;
 mod check;
 mod cli;
@@ -38,6 +39,7 @@ mod logging;
 mod metrics;
 mod operate;
 mod output;
+mod overview;
 #[cfg(feature = "pages")]
 mod pages;
 mod policy;
@@ -79,30 +81,36 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Check { config } => check::run(&config),
         cli::Command::Key { command } => key::run(command),
         cli::Command::Replica { config, log } => replica::run(&config, log),
-        cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
+        cli::Command::Status {
+            show,
+            all: true,
+            at,
+            ..
+        } => operate::status_of_all(at.root(), &show),
+        cli::Command::Status { show, here, at, .. } => operate::status(&at.control()?, &show, here),
         cli::Command::Metrics { list: true, .. } => metrics::list(),
         cli::Command::Metrics {
             configs, listen, ..
         } => metrics::run(&configs, listen),
         cli::Command::Dash { configs, listen } => dash::run(&configs, listen),
-        cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),
-        cli::Command::Drain { wait, at } => operate::drain(&at.control(), wait),
-        cli::Command::Undrain { at } => operate::undrain(&at.control()),
+        cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
+        cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
+        cli::Command::Undrain { at } => operate::undrain(&at.control()?),
         cli::Command::Member { command } => operate::change_members(&command),
-        cli::Command::Console { at } => operate::console(&at.control()),
-        cli::Command::Shutdown { at } => operate::shut_down(&at.control()),
-        cli::Command::Start { at } => operate::start(&at.control()),
-        cli::Command::Reboot { wait, at } => operate::reboot(&at.control(), wait),
-        cli::Command::Reset { at } => operate::reset(&at.control()),
-        cli::Command::Pause { at } => operate::pause(&at.control()),
-        cli::Command::Unpause { at } => operate::unpause(&at.control()),
+        cli::Command::Console { at } => operate::console(&at.control()?),
+        cli::Command::Shutdown { at } => operate::shut_down(&at.control()?),
+        cli::Command::Start { at } => operate::start(&at.control()?),
+        cli::Command::Reboot { wait, at } => operate::reboot(&at.control()?, wait),
+        cli::Command::Reset { at } => operate::reset(&at.control()?),
+        cli::Command::Pause { at } => operate::pause(&at.control()?),
+        cli::Command::Unpause { at } => operate::unpause(&at.control()?),
         cli::Command::Logs {
             replica,
             follow,
             lines,
             at,
-        } => operate::logs(&at.control(), replica, follow, lines),
-        cli::Command::Bootstrap { others, at } => replica::bootstrap(&at.run_dir, &others),
+        } => operate::logs(&at.control()?, replica, follow, lines),
+        cli::Command::Bootstrap { others, at } => replica::bootstrap(&at.run_dir()?, &others),
         cli::Command::Run(options) => run::run(*options),
         cli::Command::Log { command } => log::run(command),
         cli::Command::Bench { command } => match command {

@@ -1,7 +1,8 @@
 //! The commands of an operator: they ask the replica of this host, which passes on what is for the leader.
 
-use crate::cli::{At, MemberCommand, Show};
+use crate::cli::{MemberCommand, Show};
 use crate::output;
+use crate::overview::Overview;
 use anyhow::Result;
 use plover_lab::control::Control;
 use plover_lab::logs::ToldLog;
@@ -9,19 +10,15 @@ use plover_lab::operate::MemberChange;
 use plover_lab::status::GroupStatus;
 use plover_lab::{console as terminal, operate};
 use serde_json::json;
+use std::cell::Cell;
 use std::fmt::Display;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// How often `--watch` looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-impl At {
-    pub fn control(&self) -> Control {
-        Control::in_run_dir(&self.run_dir)
-    }
-}
 
 /// Prints where the group stands, or only this replica.
 pub fn status(control: &Control, how: &Show, here: bool) -> Result<ExitCode> {
@@ -39,6 +36,22 @@ pub fn status(control: &Control, how: &Show, here: bool) -> Result<ExitCode> {
     };
     show(how, look, serde_json::to_string)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints where all groups of this host stand. Fails if a replica of this host does not answer.
+pub fn status_of_all(root: &Path, how: &Show) -> Result<ExitCode> {
+    let is_whole = Cell::new(true);
+    let look = || {
+        let all = Overview::ask(root)?;
+        is_whole.set(all.is_whole());
+        Ok(all)
+    };
+    show(how, look, Overview::to_json)?;
+    Ok(if is_whole.get() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Prints a status once, or again and again.
@@ -108,7 +121,7 @@ pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
     };
     let within = Duration::from_secs(how.seconds);
     let say = |words: &str| eprintln!("{words}");
-    let voters = operate::change_members(&how.at.control(), &change, within, say)?;
+    let voters = operate::change_members(&how.at.control()?, &change, within, say)?;
     let voters: Vec<String> = voters.iter().map(ToString::to_string).collect();
     if voters.is_empty() {
         output::line("done: the replica of this host has left the group, and has ended")?;

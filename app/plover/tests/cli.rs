@@ -144,6 +144,11 @@ fn status_of_a_replica_that_does_not_run_says_so() {
         1,
         &["no replica answers on /nowhere/control.sock"],
     );
+    fails(
+        &["status", "--all", "--run-dir", "/nowhere"],
+        1,
+        &["no directory in /nowhere has a control socket"],
+    );
 }
 
 #[test]

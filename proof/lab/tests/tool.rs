@@ -129,7 +129,17 @@ fn a_replicated_guest_by_hand() {
     let own: Value = serde_json::from_slice(&own.stdout).expect("one JSON object");
     assert_eq!(own["id"], 0);
     assert!(plover(&["status", "--run-dir", &run_dir]).status.success());
-    let bootstrap = plover(&["bootstrap", "--run-dir", &run_dir]);
+    // The only replica below a directory needs no name.
+    let above = run_dir.trim_end_matches("/run");
+    let all = plover(&["status", "--all", "--run-dir", above]);
+    assert!(all.status.success(), "{all:?}");
+    let rows = String::from_utf8_lossy(&all.stdout).into_owned();
+    assert_eq!(rows.lines().count(), 2, "{rows}");
+    assert!(
+        rows.contains(&format!("0, {}", own["role"].as_str().unwrap_or_default())),
+        "{rows}"
+    );
+    let bootstrap = plover(&["bootstrap", "--run-dir", above]);
     assert!(!bootstrap.status.success(), "{bootstrap:?}");
     let why = String::from_utf8_lossy(&bootstrap.stderr);
     let wanted = match own["holds_state"] == true {

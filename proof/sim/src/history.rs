@@ -126,7 +126,10 @@ impl Histories {
             return;
         };
         for (place, word) in spoken.placed() {
-            let said = self.words.entry((spoken.client, spoken.connection, place)).or_default();
+            let said = self
+                .words
+                .entry((spoken.client, spoken.connection, place))
+                .or_default();
             said.push((at, word));
         }
         let heard = self.heard.entry(spoken.client).or_default();

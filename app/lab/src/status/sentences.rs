@@ -6,22 +6,8 @@ use plover_node::SPLIT_WARNING;
 impl GroupStatus {
     /// The sentences that an operator should read beside the table.
     pub fn sentences(&self) -> Vec<String> {
-        let mut told = Vec::new();
-        if !self.protected && self.policy != "none" {
-            told.push(format!("Not protected: {}.", self.why_unprotected()));
-        }
-        let leader_says = |key| self.leader().is_some_and(|leader| leader.says(key));
-        if leader_says("guest_off") {
-            let start = self.words("plover lab start", "plover start");
-            told.push(format!("The guest is off until `{start}`."));
-        }
-        if leader_says("guest_paused") {
-            let unpause = self.words("plover lab unpause", "plover unpause");
-            told.push(format!(
-                "The guest is paused by the operator until `{unpause}`."
-            ));
-        }
-        if leader_says("guest_reboots") {
+        let mut told = self.tell_guest();
+        if self.leader_says("guest_reboots") {
             told.push("The guest reboots: it boots again when it has powered off.".into());
         }
         if let Some(change) = self.change_in_words() {
@@ -34,7 +20,43 @@ impl GroupStatus {
             told.push(words);
         }
         self.tell_troubles(&mut told);
+        told.extend(
+            self.replicas
+                .iter()
+                .filter_map(ReplicaStatus::copy_in_words),
+        );
         told.extend(self.after_a_loss());
+        told
+    }
+
+    /// Those of them that are not good news: what the guest lacks, and troubles.
+    pub fn troubles(&self) -> Vec<String> {
+        let mut told = self.tell_guest();
+        self.tell_troubles(&mut told);
+        told.extend(self.after_a_loss());
+        told
+    }
+
+    fn leader_says(&self, key: &str) -> bool {
+        self.leader().is_some_and(|leader| leader.says(key))
+    }
+
+    /// Why the guest is not protected, or does not run.
+    fn tell_guest(&self) -> Vec<String> {
+        let mut told = Vec::new();
+        if !self.protected && self.policy != "none" {
+            told.push(format!("Not protected: {}.", self.why_unprotected()));
+        }
+        if self.leader_says("guest_off") {
+            let start = self.words("plover lab start", "plover start");
+            told.push(format!("The guest is off until `{start}`."));
+        }
+        if self.leader_says("guest_paused") {
+            let unpause = self.words("plover lab unpause", "plover unpause");
+            told.push(format!(
+                "The guest is paused by the operator until `{unpause}`."
+            ));
+        }
         told
     }
 
@@ -63,7 +85,6 @@ impl GroupStatus {
             } else if replica.says("leaving") {
                 told.push(format!("Replica {} hands over, and ends then.", replica.id));
             }
-            told.extend(replica.copy_in_words());
         }
         if self.replicas.iter().any(ReplicaStatus::can_split) {
             told.push(format!("Warning: {SPLIT_WARNING}."));

@@ -19,17 +19,22 @@ impl fmt::Display for GroupStatus {
 
 impl GroupStatus {
     fn write(&self, f: &mut fmt::Formatter<'_>, guest: &str) -> fmt::Result {
-        let protected = match self.policy.as_str() {
-            "none" => "unreplicated",
-            _ if self.protected => "protected",
-            _ => "NOT PROTECTED",
-        };
-        writeln!(f, "guest {guest}  {protected}  policy {}", self.policy)?;
+        let protection = self.protection();
+        writeln!(f, "guest {guest}  {protection}  policy {}", self.policy)?;
         self.write_rows(f)?;
         for sentence in self.sentences() {
             writeln!(f, "{sentence}")?;
         }
         Ok(())
+    }
+
+    /// Whether the guest is protected, in a word or two.
+    pub fn protection(&self) -> &'static str {
+        match self.policy.as_str() {
+            "none" => "unreplicated",
+            _ if self.protected => "protected",
+            _ => "NOT PROTECTED",
+        }
     }
 
     fn write_rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,0 +1,97 @@
+//! The replicas that run on this host, found by their control sockets.
+
+use crate::cli::At;
+use anyhow::{Result, bail};
+use plover_lab::control::Control;
+use std::path::{Path, PathBuf};
+
+/// Where `plover init` puts the run directories: one a guest.
+const RUN: &str = "/run/plover";
+
+impl At {
+    /// The directory to look in.
+    pub fn root(&self) -> &Path {
+        self.run_dir.as_deref().unwrap_or(Path::new(RUN))
+    }
+
+    /// The run directory of the replica that is asked: the one that is named; or the only one in the directory
+    /// that is named, or in `/run/plover`.
+    ///
+    /// # Errors
+    /// There are several.
+    pub fn run_dir(&self) -> Result<PathBuf> {
+        let root = self.root();
+        let found = replicas_in(root);
+        match &found[..] {
+            // It says itself that nobody answers there.
+            [] => Ok(root.to_path_buf()),
+            [only] => Ok(only.clone()),
+            several => {
+                let names: Vec<_> = several
+                    .iter()
+                    .map(|dir| dir.display().to_string())
+                    .collect();
+                bail!(
+                    "this host has {} replicas: choose one with --run-dir, of {}; `plover status --all` shows all",
+                    names.len(),
+                    names.join(", ")
+                )
+            }
+        }
+    }
+
+    /// The replica that is asked.
+    ///
+    /// # Errors
+    /// As for [`At::run_dir`].
+    pub fn control(&self) -> Result<Control> {
+        Ok(Control::in_run_dir(&self.run_dir()?))
+    }
+}
+
+/// The run directories that have a control socket: `root` itself, or else those in it, by name.
+pub fn replicas_in(root: &Path) -> Vec<PathBuf> {
+    let has_socket = |dir: &PathBuf| dir.join("control.sock").exists();
+    let root = root.to_path_buf();
+    if has_socket(&root) {
+        return vec![root];
+    }
+    let entries = std::fs::read_dir(&root).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(has_socket)
+        .collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_only_replica_of_a_host_needs_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |run_dir: &Path| At {
+            run_dir: Some(run_dir.into()),
+        };
+        let make = |name: &str| {
+            let run_dir = dir.path().join(name);
+            std::fs::create_dir(&run_dir).unwrap();
+            std::fs::write(run_dir.join("control.sock"), "").unwrap();
+            run_dir
+        };
+        std::fs::create_dir(dir.path().join("no-replica")).unwrap();
+        assert_eq!(at(dir.path()).run_dir().unwrap(), dir.path());
+        let shop = make("shop");
+        assert_eq!(at(dir.path()).run_dir().unwrap(), shop);
+        let mail = make("mail");
+        let told = at(dir.path()).run_dir().unwrap_err().to_string();
+        assert!(
+            told.contains("2 replicas") && told.contains("/mail, "),
+            "{told}"
+        );
+        assert_eq!(at(&shop).run_dir().unwrap(), shop);
+        assert_eq!(replicas_in(dir.path()), [mail, shop]);
+    }
+}

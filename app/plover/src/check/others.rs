@@ -1,0 +1,213 @@
+//! Other guests with a replica on this host: what they must not share.
+
+use super::{OWN_MIB, Report, Verdict, kib_of};
+use plover_node::ReplicaConfig;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// Compares this replica's configuration with all others in its folder.
+pub fn others(report: &mut Report, file: &Path, config: &ReplicaConfig) {
+    let others = configurations_beside(file);
+    let before = report.0.len();
+    for (path, other) in &others {
+        for (verdict, found) in clashes(config, other) {
+            report.add(format!("beside {}", path.display()), verdict, found);
+        }
+    }
+    if report.0.len() == before && !others.is_empty() {
+        let found = format!("{} with a replica here; they share nothing", others.len());
+        report.add("other guests", Verdict::Good, found);
+    }
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    if let Some(total) = kib_of(&text, "MemTotal:").filter(|_| !others.is_empty()) {
+        let all = others.iter().map(|(_, other)| other).chain([config]);
+        let needed: u64 = all.map(|one| u64::from(one.guest.mem_mib) + OWN_MIB).sum();
+        memory_of_all(report, needed, total / 1024);
+    }
+}
+
+fn memory_of_all(report: &mut Report, needed: u64, total: u64) {
+    let mut found = format!("{needed} MiB of this host's {total}");
+    let verdict = if needed < total {
+        Verdict::Good
+    } else {
+        found += ": they do not fit all at once; move one to another host";
+        Verdict::Weak
+    };
+    report.add("memory of all guests", verdict, found);
+}
+
+/// The configurations of other replicas in the folder of `file`. Files of another kind are left out.
+fn configurations_beside(file: &Path) -> Vec<(PathBuf, ReplicaConfig)> {
+    let own = std::fs::canonicalize(file).ok();
+    let folder = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| {
+        path.extension().is_some_and(|ending| ending == "toml")
+            && std::fs::canonicalize(path).ok() != own
+    });
+    paths.sort();
+    let loaded = paths.into_iter().map(|path| {
+        let config = ReplicaConfig::load(&path).ok()?;
+        Some((path, config))
+    });
+    loaded.flatten().collect()
+}
+
+/// What two replicas would take from each other on one host, and what to do.
+fn clashes(config: &ReplicaConfig, other: &ReplicaConfig) -> Vec<(Verdict, String)> {
+    let mut found = Vec::new();
+    let mut missing = |what: String| found.push((Verdict::Missing, what));
+    if let Some(own) = address(config).filter(|own| address(other) == Some(*own)) {
+        missing(format!(
+            "both listen at {own}: choose another port in [[group.replica]] of one group, on all its hosts"
+        ));
+    }
+    if config.group.name == other.group.name {
+        missing(format!(
+            "both are of the group \"{}\": name each group once, and run one replica of it on a host",
+            config.group.name
+        ));
+    }
+    if config.net.tap == other.net.tap {
+        missing(format!(
+            "both use the TAP device {}: make one for each, and set net.tap",
+            config.net.tap
+        ));
+    }
+    if config.guest.mac == other.guest.mac {
+        missing(format!(
+            "both guests have the MAC address {}: set guest.mac, on all hosts",
+            config.guest.mac
+        ));
+    }
+    let (own, theirs) = (&config.paths, &other.paths);
+    if own.state_dir == theirs.state_dir {
+        let dir = own.state_dir.display();
+        missing(format!(
+            "both keep their state in {dir}: set paths.state_dir"
+        ));
+    }
+    if own.run_dir == theirs.run_dir {
+        let dir = own.run_dir.display();
+        missing(format!(
+            "both have their sockets in {dir}: set paths.run_dir"
+        ));
+    }
+    for disk in written(config).intersection(&written(other)) {
+        let disk = disk.display();
+        missing(format!(
+            "both write {disk}: give each guest an image of its own"
+        ));
+    }
+    let shared: Vec<_> = cpus(config).intersection(&cpus(other)).copied().collect();
+    if !shared.is_empty() {
+        let what =
+            format!("[host] of both names the CPUs {shared:?}: their guests wait for each other");
+        found.push((Verdict::Weak, what));
+    }
+    found
+}
+
+/// The address at which a replica listens for the others.
+fn address(config: &ReplicaConfig) -> Option<SocketAddr> {
+    let mut all = config.group.replica.iter();
+    let own = all.find(|replica| replica.id == config.group.me)?;
+    Some(own.address)
+}
+
+/// The images that a guest writes.
+fn written(config: &ReplicaConfig) -> BTreeSet<&Path> {
+    let disks = config.disk.iter().filter(|disk| !disk.readonly);
+    disks.map(|disk| disk.path.as_path()).collect()
+}
+
+/// The CPUs that `[host]` names for the guest, in either role.
+fn cpus(config: &ReplicaConfig) -> BTreeSet<usize> {
+    let roles = config
+        .host
+        .iter()
+        .flat_map(|host| [&host.leader, &host.follower]);
+    roles.flat_map(|role| role.guest.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes a configuration into `folder`.
+    fn write(folder: &Path, name: &str, number: u8, more: &str) -> PathBuf {
+        let file = folder.join(format!("{name}.toml"));
+        let text = format!(
+            "[group]\nname = \"{name}\"\nme = 0\nplaintext = true\nreplica = [\n\
+             {{ id = 0, address = \"192.0.2.10:770{number}\" }},\n\
+             {{ id = 1, address = \"192.0.2.11:770{number}\" }},\n\
+             {{ id = 2, address = \"192.0.2.12:770{number}\" }},\n]\n\
+             [guest]\nmachine = \"q35\"\nmac = \"52:54:00:00:00:0{number}\"\n\
+             [[disk]]\npath = \"/images/{name}.raw\"\nsize_mib = 64\n\
+             [net]\ntap = \"guest{number}\"\n\
+             [paths]\nstate_dir = \"/var/lib/plover/{name}\"\nrun_dir = \"/run/plover/{name}\"\n{more}"
+        );
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    fn report(file: &Path) -> String {
+        let mut report = Report::default();
+        others(&mut report, file, &ReplicaConfig::load(file).unwrap());
+        report.to_string()
+    }
+
+    #[test]
+    fn guests_that_share_nothing_are_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let shop = write(folder.path(), "shop", 0, "");
+        assert!(!report(&shop).contains("other guests"), "it is alone");
+        write(folder.path(), "mail", 1, "");
+        std::fs::write(folder.path().join("of-a-program.toml"), "[program]\n").unwrap();
+        let told = report(&shop);
+        assert!(told.contains("ok       1 with a replica here"), "{told}");
+        assert!(
+            told.contains("memory of all guests  ok       640 MiB of"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn all_that_two_guests_share_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = "[host]\nleader = { guest = [1], replica = [0] }\nfollower = { guest = [2], replica = [0] }\n";
+        let shop = write(folder.path(), "shop", 0, host);
+        std::fs::copy(&shop, folder.path().join("shop-old.toml")).unwrap();
+        let told = report(&shop);
+        for shared in [
+            "192.0.2.10:7700",
+            "\"shop\"",
+            "guest0",
+            "52:54:00:00:00:00",
+            "/var/lib/plover/shop:",
+            "/run/plover/shop:",
+            "/images/shop.raw",
+            "[1, 2]",
+        ] {
+            assert!(told.contains(shared), "{shared}: {told}");
+        }
+        assert!(told.contains("missing: 7"), "{told}");
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_counted_before_it_lacks() {
+        let mut report = Report::default();
+        memory_of_all(&mut report, 5000, 4000);
+        assert!(
+            report
+                .to_string()
+                .contains("weak     5000 MiB of this host's 4000: they do not fit")
+        );
+    }
+}
