@@ -106,6 +106,8 @@ mod durable;
 mod election;
 mod entry;
 mod following;
+#[doc(hidden)]
+pub mod fuzz;
 mod generation;
 mod leading;
 mod log;
