@@ -14,6 +14,7 @@
 #![allow(dead_code)]
 
 use apus::{
+    Contradiction,
     Apus, Canary, Command, Config, Durability, Entry, EntryKind, Event, Members, Phase,
     ProposeError, Start, Status,
 };
@@ -254,6 +255,9 @@ impl Group {
                 entries,
             } => self.unwritten.push(Write::new(core, after, anew, entries)),
             Command::Deliver(entry) => self.delivered[core].push(entry),
+            Command::Refuse { peer, why } if why != Contradiction::Malformed => {
+                panic!("replica {core} refuses {peer}, which is a correct one: {why}")
+            }
             other => self.other.push((core, other)),
         }
     }

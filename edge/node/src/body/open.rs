@@ -1,5 +1,6 @@
 //! The start of a replica: its files, links, network and disks.
 
+use super::waiting::Waiting;
 use super::answers::Answers;
 use super::failover::Failover;
 use super::printed::Printed;
@@ -148,7 +149,7 @@ impl Body {
             looked_at_faults: Micros::ZERO,
             faults_at_scan: 0,
             ready: Ready::default(),
-            bulk: VecDeque::new(),
+            bulk: Waiting::new(layout.pages()),
             outputs_left: false,
             fabric_due: Micros::ZERO,
             config,

@@ -3,7 +3,7 @@
 use super::describe;
 use super::disk::Write;
 use super::host::Host;
-use super::invariants::{
+use super::invariants::{nobody_is_refused, 
     committed_not_lost, deliveries_in_order, held_by_a_quorum, lease_exclusive,
 };
 use super::net::Fate;
@@ -172,6 +172,7 @@ impl World {
             Command::Follow { view, leader } => {
                 trace!(self, "r{host} follows {leader:?} in {view}");
             }
+            Command::Refuse { peer, why } => self.check(nobody_is_refused::refused(host, peer, why)),
             Command::PeerAlive { peer, alive } => self.peer_alive(host, peer, alive),
             Command::GroupEmpty { fresh } => {
                 trace!(self, "r{host} finds the group empty, fresh: {fresh}");
