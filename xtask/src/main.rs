@@ -7,7 +7,6 @@
 //! Exit codes: those of the program that was run; 2 when this machine lacks something, with a sentence
 //! that says what.
 
-mod deny;
 mod failures;
 mod fuzz;
 mod guest;
@@ -73,8 +72,6 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Check the licences and sources of all crates that are built in, and the advisories about them.
-    Deny,
     /// Build the Debian packages `plover` and `plover-lab` into `target/debian`.
     Package,
     /// Format, and apply what the lints suggest.
@@ -226,7 +223,6 @@ fn run(task: Task) -> Result<ExitCode> {
             minutes,
             keep,
         } => fuzz::run(target.as_deref(), minutes, keep),
-        Task::Deny => deny::check(),
         Task::Package => package::build(),
         Task::Fix => {
             run::plain(&["fmt", "--all"])?;
