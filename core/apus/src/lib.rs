@@ -130,8 +130,8 @@ mod start;
 
 pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
 pub use canary::Canary;
-pub use contradiction::Contradiction;
 pub use config::{Config, Durability, DurableState, Start};
+pub use contradiction::Contradiction;
 pub use entry::{Configuration, Entry, EntryKind, Members, ToldMembers};
 
 use death::Heard;

@@ -504,8 +504,15 @@ fn a_voter_that_sends_entries_without_end_does_not_vote() {
         (!refused(&out).is_empty()).then_some(out)
     });
     let out = out.expect("it is refused");
-    assert!(matches!(refused(&out)[0], (1, Contradiction::Endless { .. })));
-    assert_eq!(messages(&out, PREPARE).len(), 2, "the votes are asked for anew");
+    assert!(matches!(
+        refused(&out)[0],
+        (1, Contradiction::Endless { .. })
+    ));
+    assert_eq!(
+        messages(&out, PREPARE).len(),
+        2,
+        "the votes are asked for anew"
+    );
     let out = replica.hears(0, &promise(2));
     assert!(out.contains(&Command::Lead { view: mine }));
 }

@@ -159,7 +159,9 @@ impl Replica {
     /// comes to this one when it is done.
     pub(crate) fn on_syncvm_entry(&mut self, sync: SyncNo, at: Viewstamp, rests: bool) {
         if !sync.is_sane() {
-            return self.cx.reject_leader("a syncvm with a number that counting does not reach");
+            return self
+                .cx
+                .reject_leader("a syncvm with a number that counting does not reach");
         }
         self.cx.group.sync_no = self.cx.group.sync_no.max(sync);
         if at.view != self.cx.group.view || self.cx.group.leader.is_none() {
@@ -327,7 +329,8 @@ impl Replica {
 
     /// The leader sends pages that make no sense, or without end.
     fn cut_for_pages(&mut self, error: &StagingError) {
-        self.cx.cut_leader(&format!("pages of a syncvm that are not whole: {error}"));
+        self.cx
+            .cut_leader(&format!("pages of a syncvm that are not whole: {error}"));
         self.abort_follow("the leader's pages make no sense");
     }
 

@@ -105,9 +105,7 @@ fn is_sane(message: &Message, from: ReplicaId) -> bool {
             members,
             generation,
             ..
-        }) => {
-            sane_view(promised) && sane(last) && members.are_sane() && sane_view(generation)
-        }
+        }) => sane_view(promised) && sane(last) && members.are_sane() && sane_view(generation),
         Message::Prepare { view } => led(view),
         Message::Promise { view, vote } => sane_view(view) && sane_vote(view, vote),
         Message::Fetch { view, after } => led(view) && sane(after),

@@ -14,9 +14,8 @@
 #![allow(dead_code)]
 
 use apus::{
-    Contradiction,
-    Apus, Canary, Command, Config, Durability, Entry, EntryKind, Event, Members, Phase,
-    ProposeError, Start, Status,
+    Apus, Canary, Command, Config, Contradiction, Durability, Entry, EntryKind, Event, Members,
+    Phase, ProposeError, Start, Status,
 };
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::{BTreeSet, VecDeque};

@@ -110,7 +110,10 @@ impl CopyTarget {
             return;
         }
         if let Some(error) = chunk::read(&chunk, pages).find_map(Result::err) {
-            return cx.cut_link(self.source, &format!("pages of a copy that are not whole: {error}"));
+            return cx.cut_link(
+                self.source,
+                &format!("pages of a copy that are not whole: {error}"),
+            );
         }
         if !self.has_room(cx) {
             return;
@@ -129,7 +132,8 @@ impl CopyTarget {
         if has_room {
             self.under_way += 1;
         } else {
-            let why = format!("more of a copy than the {UNDER_WAY_MAX} parts that may be under way");
+            let why =
+                format!("more of a copy than the {UNDER_WAY_MAX} parts that may be under way");
             cx.cut_link(self.source, &why);
         }
         has_room
@@ -140,7 +144,10 @@ impl CopyTarget {
         let pages = cx.config.layout.pages();
         let end = first.checked_add(count).filter(|end| *end <= pages);
         let Some(end) = end.filter(|_| (1..=COMPARE_PAGES).contains(&count)) else {
-            return cx.cut_link(self.source, "a comparison of pages outside the guest, or of too many");
+            return cx.cut_link(
+                self.source,
+                "a comparison of pages outside the guest, or of too many",
+            );
         };
         if !self.has_room(cx) {
             return;

@@ -138,7 +138,9 @@ impl Replica {
             return;
         };
         if !narrowed.0.is_empty() {
-            return self.cx.cut_leader("another list of divergent pages before the first was answered");
+            return self
+                .cx
+                .cut_leader("another list of divergent pages before the first was answered");
         }
         let (key, pages) = (*key, set.iter().collect::<Vec<_>>());
         *narrowed = (pages.clone(), heard);

@@ -1,10 +1,10 @@
 //! The start of a replica: its files, links, network and disks.
 
-use super::waiting::Waiting;
 use super::answers::Answers;
 use super::failover::Failover;
 use super::printed::Printed;
 use super::relay::Relay;
+use super::waiting::Waiting;
 use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
 use crate::announce::Announcement;
 use crate::background::Background;

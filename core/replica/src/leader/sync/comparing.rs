@@ -124,7 +124,10 @@ impl Leader {
         };
         let set = runs.to_set(pages).filter(|_| total <= pages);
         let Some(set) = set else {
-            cx.cut_link(from, "a list of dirty pages outside the guest, or of too many hashes");
+            cx.cut_link(
+                from,
+                "a list of dirty pages outside the guest, or of too many hashes",
+            );
             return self.abort_sync(cx, "the secondary's dirty pages lie outside the guest");
         };
         run.last_progress = now;

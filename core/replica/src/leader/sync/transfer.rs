@@ -233,7 +233,10 @@ impl Leader {
             return;
         };
         if std::mem::replace(&mut run.fetched, true) {
-            return cx.cut_link(from, "two lists of pages that its device reset wrote, in one syncvm");
+            return cx.cut_link(
+                from,
+                "two lists of pages that its device reset wrote, in one syncvm",
+            );
         }
         run.last_progress = now;
         let Some(set) = runs.to_set(pages) else {

@@ -7,7 +7,10 @@ use plover_types::ReplicaId;
 
 /// A replica wants the link to a peer dropped.
 pub fn refused(host: usize, peer: ReplicaId, why: Contradiction) -> Check {
-    demand(false, "nobody_is_refused", "core/apus/src/contradiction.rs", || {
-        format!("r{host} refuses {peer}: {why}")
-    })
+    demand(
+        false,
+        "nobody_is_refused",
+        "core/apus/src/contradiction.rs",
+        || format!("r{host} refuses {peer}: {why}"),
+    )
 }
