@@ -58,18 +58,19 @@ fn run(target: Target) {
         tried.push(changed(&kept[number % kept.len()], other, &mut rng));
     }
     for input in tried {
-        // A panic shows the input.
-        let shown = Shown(&input, target.name);
+        let _shown = Shown(&input, target.name);
         target.run(folder.path(), &input);
-        std::mem::forget(shown);
     }
 }
 
+/// A panic shows the input.
 struct Shown<'a>(&'a [u8], &'static str);
 
 impl Drop for Shown<'_> {
     fn drop(&mut self) {
-        eprintln!("{} fails with the input {}", self.1, to_hex(self.0));
+        if std::thread::panicking() {
+            eprintln!("{} fails with the input {}", self.1, to_hex(self.0));
+        }
     }
 }
 
