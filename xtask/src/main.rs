@@ -8,6 +8,7 @@
 //! that says what.
 
 mod failures;
+mod fuzz;
 mod guest;
 mod lab;
 mod package;
@@ -60,6 +61,17 @@ enum Task {
     /// Run benchmarks. Arguments go to `plover-bench`.
     #[command(disable_help_flag = true)]
     Bench(Rest),
+    /// Fuzz every decoder of bytes from outside, or one, guided by coverage.
+    Fuzz {
+        /// The target, by its file in `proof/fuzz/corpus`; all in turn if none is named.
+        target: Option<String>,
+        /// How long, for each target.
+        #[arg(long, default_value_t = 1)]
+        minutes: u32,
+        /// Keep the smallest inputs that reach as much as all that were found.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Build the Debian packages `plover` and `plover-lab` into `target/debian`.
     Package,
     /// Format, and apply what the lints suggest.
@@ -206,6 +218,11 @@ fn run(task: Task) -> Result<ExitCode> {
             Ok(ExitCode::FAILURE)
         }
         Task::Verify => verify::all(),
+        Task::Fuzz {
+            target,
+            minutes,
+            keep,
+        } => fuzz::run(target.as_deref(), minutes, keep),
         Task::Package => package::build(),
         Task::Fix => {
             run::plain(&["fmt", "--all"])?;

@@ -1,7 +1,7 @@
 //! The interface of the consensus core: events go in, commands come out.
 
 use crate::entry::VOTERS_MAX;
-use crate::{Configuration, DurableState, Entry, Members};
+use crate::{Configuration, Contradiction, DurableState, Entry, Members};
 use plover_types::{Incarnation, Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +97,13 @@ pub enum Command {
         peer: ReplicaId,
         /// Whether it answers.
         alive: bool,
+    },
+    /// A peer has said what no correct replica says. Its message was dropped: drop the link to it, and tell the operator.
+    Refuse {
+        /// The peer.
+        peer: ReplicaId,
+        /// What it has said.
+        why: Contradiction,
     },
     /// Every replica has answered that it does not hold the guest (all that did were restarted, or
     /// the group never ran): no replica leads until `bootstrap` is called on the first leader.
@@ -209,6 +216,6 @@ pub struct Status {
     /// One of a pair was stopped for so long that the other may have gone on alone, and has not
     /// learned yet that it did not: it may not lead.
     pub doubts: bool,
-    /// Messages that were refused: they did not decode, or no correct replica sends them.
+    /// Messages that were refused: they did not decode, contradicted the log, or no correct replica sends them.
     pub rejected: u64,
 }

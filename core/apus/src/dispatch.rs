@@ -2,7 +2,7 @@
 
 use crate::message::{self, Message};
 use crate::{Apus, Role};
-use crate::{Command, DurableState};
+use crate::{Command, Contradiction, DurableState};
 use plover_types::{Micros, ReplicaId};
 
 impl Apus {
@@ -30,8 +30,7 @@ impl Apus {
             return;
         }
         let Some((message, entries)) = message::decode(bytes, from) else {
-            self.rejected += 1;
-            return;
+            return self.refuse(from, Contradiction::Malformed, out);
         };
         match message {
             Message::Append(append) => self.on_append(now, from, append, entries, out),

@@ -45,7 +45,7 @@ impl Members {
     }
 
     /// Whether these can be a group: 1 to 9 voters, and no replica is voter and learner.
-    pub(crate) fn are_sane(self) -> bool {
+    pub fn are_sane(self) -> bool {
         (1..=VOTERS_MAX).contains(&self.voters.len()) && self.voters.0 & self.learners.0 == 0
     }
 }

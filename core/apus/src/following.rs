@@ -15,7 +15,7 @@
 use crate::log::{Accepted, Log};
 use crate::message::{Ack, Append, Batch, Gap, HEADER_BYTES_MAX, Message};
 use crate::{Apus, Role};
-use crate::{Command, Configuration, Durability};
+use crate::{Command, Configuration, Contradiction, Durability};
 use plover_types::{Incarnation, Index, Micros, ReplicaId, View, Viewstamp};
 use std::fmt;
 
@@ -125,13 +125,27 @@ impl Apus {
             // began the generation count.
             let is_other = begins && self.log.configuration_at_base() != configuration;
             if is_ahead && (is_other || !self.log.has(append.prev)) {
+                let (base, committed) = (append.prev, self.log.committed());
+                if !begins && base.view < committed.view {
+                    let why = Contradiction::Begins { base, committed };
+                    return self.refuse(from, why, out);
+                }
                 self.install_snapshot(append.prev, configuration, out);
             }
         }
         let matched = Index(append.prev.index.0 + entries.len());
         // Trimmed first, so that the spare buffers can hold the new entries.
         self.log.trim(append.trim, &mut self.pool);
-        match self.log.accept(append.prev, entries, &mut self.pool) {
+        let known = self.follower().matched;
+        let accepted = self.check_room().and_then(|()| {
+            let (log, pool) = (&mut self.log, &mut self.pool);
+            log.accept(append.prev, entries, known, pool)
+        });
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
+            Err(why) => return self.refuse(from, why, out),
+        };
+        match accepted {
             Accepted::Gap => {
                 let gap = Gap {
                     view: append.view,

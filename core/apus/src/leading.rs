@@ -102,7 +102,8 @@ impl Apus {
         }
         match kind {
             EntryKind::App => {
-                if self.log.bytes() + payload.len() > self.config.log_bytes_max {
+                let is_full = self.log.bytes() + payload.len() > self.config.log_bytes_max;
+                if is_full || self.log.held() > self.config.held_bytes_max() {
                     return Err(ProposeError::LogFull);
                 }
             }

@@ -85,6 +85,7 @@
 //! | all replicas restart | none leads until [`Apus::bootstrap`], because none holds the guest; where the log on disk is all there is, an election follows |
 //! | a replica is gone for good | another takes its place, through the log (`members`) |
 //! | one of two fails, and there is no third | the other goes on alone (`pair`) |
+//! | a replica says what contradicts the log, or sends no messages at all | its link is dropped ([`Contradiction`]), and the others go on as without it |
 //!
 //! # Who may lead
 //!
@@ -100,12 +101,15 @@
 mod api;
 mod canary;
 mod config;
+mod contradiction;
 mod death;
 mod dispatch;
 mod durable;
 mod election;
 mod entry;
 mod following;
+#[doc(hidden)]
+pub mod fuzz;
 mod generation;
 mod leading;
 mod log;
@@ -127,6 +131,7 @@ mod start;
 pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
 pub use canary::Canary;
 pub use config::{Config, Durability, DurableState, Start};
+pub use contradiction::Contradiction;
 pub use entry::{Configuration, Entry, EntryKind, Members, ToldMembers};
 
 use death::Heard;

@@ -7,14 +7,14 @@
 //!             ^ configuration_at_base     ^ may be truncated by a new leader
 //! ```
 //!
-//! Entries at or below `commit` are chosen for ever: they are never truncated, and release builds
-//! assert this too. The newest in-sync set and the newest members in the log are in force as soon as
+//! Entries at or below `commit` are chosen for ever: they are never truncated. A peer that has others there is refused
+//! before the log changes ([`Log::accept`]), and release builds assert it as well. The newest in-sync set and the newest members in the log are in force as soon as
 //! they are in the log, committed or not, and are reverted with their entries. So the log keeps
 //! them, as its *configuration*.
 
 use crate::message::Batch;
 use crate::pool::Pool;
-use crate::{Configuration, Entry, EntryKind};
+use crate::{Configuration, Contradiction, Entry, EntryKind};
 use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 
@@ -37,6 +37,11 @@ fn counted(entry: &Entry) -> usize {
     }
 }
 
+/// The bytes of memory that an entry takes, of any kind.
+fn held(entry: &Entry) -> usize {
+    size_of::<Entry>() + entry.payload.len()
+}
+
 /// One replica's log.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
@@ -52,6 +57,8 @@ pub(crate) struct Log {
     /// The newest entry that began a view or changed the configuration.
     milestone: Viewstamp,
     bytes: usize,
+    /// The bytes of memory that the entries take.
+    held: usize,
     /// Disk mode: stable storage holds the present log up to here. Never below `base`: reclaimed
     /// entries are committed without this replica's copy.
     stable: Index,
@@ -70,6 +77,7 @@ impl Log {
             in_sync_at: base.index,
             milestone: base,
             bytes: 0,
+            held: 0,
             stable: base.index,
         }
     }
@@ -121,6 +129,11 @@ impl Log {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The bytes of memory that the entries take.
+    pub(crate) fn held(&self) -> usize {
+        self.held
     }
 
     pub(crate) fn stable(&self) -> Index {
@@ -198,6 +211,7 @@ impl Log {
         );
         self.note(last, entry.kind, entry.viewstamp);
         self.bytes += counted(&entry);
+        self.held += held(&entry);
         self.entries.push_back(entry);
     }
 
@@ -214,35 +228,33 @@ impl Log {
     }
 
     /// Takes the entries that follow `prev` in a leader's log: entries that are there already are
-    /// skipped, and the first that differs replaces everything from there on.
+    /// skipped, and the first that differs replaces everything from there on. Up to `matched`, which is at or after the
+    /// commit index, that log and this one are known to be equal.
     ///
     /// Only a conflict truncates. An older message of the same leader may end before this log does,
     /// and a cut there could remove entries that were acknowledged.
+    ///
+    /// # Errors
+    /// The entries contradict what is known. The log is as it was.
     pub(crate) fn accept(
         &mut self,
         prev: Viewstamp,
         entries: Batch<'_>,
+        matched: Index,
         pool: &mut Pool,
-    ) -> Accepted {
+    ) -> Result<Accepted, Contradiction> {
         if prev.index >= self.base.index && !self.has(prev) {
-            assert!(
-                prev.index > self.commit,
-                "a leader contradicts committed {prev}"
-            );
-            return Accepted::Gap;
+            self.check_known(prev, matched)?;
+            return Ok(Accepted::Gap);
+        }
+        let known = entries.iter().map(|entry| entry.viewstamp);
+        for told in known.take_while(|told| told.index <= matched) {
+            self.check_known(told, matched)?;
         }
         let mut changed = None;
         for entry in entries.iter() {
-            let Viewstamp { index, view } = entry.viewstamp;
-            if index <= self.base.index {
-                let base = self.base;
-                assert!(
-                    view <= base.view,
-                    "the leader's entry {view}:{index} contradicts the log that was reclaimed up to {base}"
-                );
-                continue;
-            }
-            if self.has(entry.viewstamp) {
+            let index = entry.viewstamp.index;
+            if index <= self.base.index || self.has(entry.viewstamp) {
                 continue;
             }
             if index <= self.last().index {
@@ -255,7 +267,21 @@ impl Log {
                 payload: pool.copy(entry.payload),
             });
         }
-        changed.map_or(Accepted::Unchanged, Accepted::ChangedAfter)
+        Ok(changed.map_or(Accepted::Unchanged, Accepted::ChangedAfter))
+    }
+
+    /// Whether a log that equals this one up to `matched` can have this entry.
+    fn check_known(&self, told: Viewstamp, matched: Index) -> Result<(), Contradiction> {
+        let base = self.base;
+        match self.at(told.index) {
+            Some(held) if told.index <= matched && held != told => {
+                Err(Contradiction::Agreed { told, held })
+            }
+            None if told.index < base.index && told.view > base.view => {
+                Err(Contradiction::Reclaimed { told, base })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Cuts everything after `last`.
@@ -267,6 +293,7 @@ impl Log {
         let keep = (last.0 - self.base.index.0) as usize;
         for entry in self.entries.drain(keep..) {
             self.bytes -= counted(&entry);
+            self.held -= held(&entry);
         }
         if self.milestone.index > last {
             self.take_configuration_anew();
@@ -306,6 +333,7 @@ impl Log {
         while self.base.index < index {
             let entry = self.entries.pop_front().expect("commit lies in the log");
             self.bytes -= counted(&entry);
+            self.held -= held(&entry);
             self.base = entry.viewstamp;
             self.configuration_at_base.note(entry.kind);
             pool.give(entry.payload);

@@ -25,7 +25,7 @@ use crate::log::Accepted;
 use crate::message::{Batch, Message, Suffix};
 use crate::pre_vote::StoodDown;
 use crate::replicate::fit;
-use crate::{Apus, Role};
+use crate::{Apus, Contradiction, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 use std::cmp::Reverse;
 
@@ -148,7 +148,16 @@ impl Apus {
         let target = *target;
         *after = last;
         election.give_up_at = give_up_at;
-        match self.log.accept(suffix.after, entries, &mut self.pool) {
+        let committed = self.log.commit();
+        let accepted = self.check_room().and_then(|()| {
+            let (log, pool) = (&mut self.log, &mut self.pool);
+            log.accept(suffix.after, entries, committed, pool)
+        });
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
+            Err(why) => return self.refuse_voter(from, why, out),
+        };
+        match accepted {
             Accepted::Gap => {
                 unreachable!("the entry before the suffix is committed or just merged")
             }
@@ -160,6 +169,15 @@ impl Apus {
         } else {
             self.lead_if_in_sync(now, out);
         }
+    }
+
+    /// The log of a voter contradicts this one. Without its vote the election goes on.
+    fn refuse_voter(&mut self, from: ReplicaId, why: Contradiction, out: &mut Vec<Command>) {
+        if let Role::Electing(election) = &mut self.role {
+            election.votes.remove(&from);
+        }
+        self.collect_more(out);
+        self.refuse(from, why, out);
     }
 
     /// This log is as good as any of the quorum's. Leads, unless the log says that others have gone

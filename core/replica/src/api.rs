@@ -275,6 +275,13 @@ pub enum Action {
         /// To.
         to: Role,
     },
+    /// A peer has sent what no correct replica sends: drop the link to it, and tell the operator.
+    CutLink {
+        /// The peer.
+        peer: ReplicaId,
+        /// What it has sent, as words that go on after "it has sent".
+        why: String,
+    },
     /// For the trace and the status. It changes nothing.
     Note(Note),
 }

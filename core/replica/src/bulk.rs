@@ -14,21 +14,24 @@ use plover_types::{DeviceState, ReplicaId, wire};
 impl Replica {
     pub(crate) fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
         let view = self.cx.group.view;
-        let rejected = match wire::decode::<SyncMessage>(bytes) {
-            Err(error) => Some(error.to_string()),
-            Ok(SyncMessage {
+        let message = match wire::decode::<SyncMessage>(bytes) {
+            Ok(message) => message,
+            Err(error) => {
+                let why = format!("bytes that are no message of the bulk lane: {error}");
+                return self.cx.cut_link(from, &why);
+            }
+        };
+        let rejected = match message {
+            SyncMessage {
                 body: Body::Members { record },
                 ..
-            }) => self
-                .on_members_told(&record)
-                .err()
-                .map(|error| error.to_string()),
+            } => return self.on_members_told(from, &record),
             // Not an error: the sender has not heard of the new view, or we have not yet.
-            Ok(message) if message.view != view => Some(format!(
+            message if message.view != view => Some(format!(
                 "bulk message of view {}, ours is {view}",
                 message.view
             )),
-            Ok(message) => self.on_body(from, message.body).map(|body| {
+            message => self.on_body(from, message.body).map(|body| {
                 let what = format!("{body:?}").chars().take(40).collect::<String>();
                 format!("out of place: {what}")
             }),

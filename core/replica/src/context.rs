@@ -98,6 +98,19 @@ impl Context {
         len
     }
 
+    /// A peer has sent what no correct replica sends. Links that break end what was under way over them.
+    pub fn cut_link(&mut self, peer: ReplicaId, why: &str) {
+        let why = why.to_string();
+        self.out.push(Action::CutLink { peer, why });
+    }
+
+    /// The same, of the leader.
+    pub fn cut_leader(&mut self, why: &str) {
+        if let Some(leader) = self.group.leader {
+            self.cut_link(leader, why);
+        }
+    }
+
     /// A message of the leader makes no sense here.
     pub fn reject_leader(&mut self, why: &str) {
         if let Some(from) = self.group.leader {

@@ -41,7 +41,7 @@ use crate::jobs::Job;
 use crate::replica::Replica;
 use plover_matching::Translation;
 use plover_syncvm::message::Body;
-use plover_syncvm::{Staged, Staging};
+use plover_syncvm::{Staged, Staging, StagingError};
 use plover_types::{
     DeviceState, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp,
 };
@@ -158,6 +158,11 @@ impl Replica {
     /// The log cuts the input stream here. A guest that is still busy with the last syncvm
     /// comes to this one when it is done.
     pub(crate) fn on_syncvm_entry(&mut self, sync: SyncNo, at: Viewstamp, rests: bool) {
+        if !sync.is_sane() {
+            return self
+                .cx
+                .reject_leader("a syncvm with a number that counting does not reach");
+        }
         self.cx.group.sync_no = self.cx.group.sync_no.max(sync);
         if at.view != self.cx.group.view || self.cx.group.leader.is_none() {
             return;
@@ -307,14 +312,26 @@ impl Replica {
         let Some(Stage::Receiving { staging, .. }) = self.follow_stage(number) else {
             return;
         };
-        if let Err(error) = staging.push(seq, chunk) {
-            return self.cx.reject_leader(&error.to_string());
+        match staging.push(seq, chunk) {
+            Ok(()) => {}
+            // The chunk before it was lost.
+            Err(error @ StagingError::OutOfOrder { .. }) => {
+                return self.cx.reject_leader(&error.to_string());
+            }
+            Err(error) => return self.cut_for_pages(&error),
         }
         let chunks = staging.chunks();
         if chunks % CHUNKS_PER_ACK == 0 {
             let sync = number;
             self.cx.send_bulk(leader, Body::PagesAck { sync, chunks });
         }
+    }
+
+    /// The leader sends pages that make no sense, or without end.
+    fn cut_for_pages(&mut self, error: &StagingError) {
+        self.cx
+            .cut_leader(&format!("pages of a syncvm that are not whole: {error}"));
+        self.abort_follow("the leader's pages make no sense");
     }
 
     /// The end mark: everything is staged, there is no way back.

@@ -99,6 +99,7 @@ impl Replica {
             Command::Lead { view } => self.on_lead(view),
             Command::Follow { view, leader } => self.on_follow(view, leader),
             Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
+            Command::Refuse { peer, why } => self.cx.cut_link(peer, &why.to_string()),
             Command::GroupEmpty { fresh } => {
                 self.cx.note(Note::GroupEmpty { fresh });
                 if fresh && self.cx.config.me == self.cx.group.core.first_leader() {

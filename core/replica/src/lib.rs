@@ -83,6 +83,8 @@ mod context;
 mod copy;
 mod failover;
 mod follow;
+#[doc(hidden)]
+pub mod fuzz;
 mod group;
 mod guest;
 mod hypervisor;

@@ -64,12 +64,15 @@ impl Replica {
     }
 
     /// A peer tells the members that it knows.
-    pub(crate) fn on_members_told(&mut self, record: &[u8]) -> Result<(), wire::WireError> {
-        let record: GroupRecord = wire::decode(record)?;
-        if record.is_newer_than(&self.cx.group.record) {
-            self.take_record(record);
+    pub(crate) fn on_members_told(&mut self, from: ReplicaId, record: &[u8]) {
+        match wire::decode::<GroupRecord>(record) {
+            Ok(record) if record.members.are_sane() => self.take_record(record),
+            Ok(_) => self.cx.cut_link(from, "members that are no group"),
+            Err(error) => {
+                let why = format!("members that do not decode: {error}");
+                self.cx.cut_link(from, &why);
+            }
         }
-        Ok(())
     }
 
     fn take_record(&mut self, record: GroupRecord) {

@@ -39,7 +39,7 @@
 //! // The leader sends the page that differs, and the secondary stages it.
 //! let mut chunk = chunk::ChunkWriter::new();
 //! chunk.push(PageNo(8), &[9; PAGE_BYTES]);
-//! let mut staging = Staging::new(SyncNo(1), guest_pages);
+//! let mut staging = Staging::new(SyncNo(1), PageSet::all(guest_pages));
 //! staging.push(0, chunk.finish()).unwrap();
 //! let staged = staging.finish(1, b"device state".to_vec().into(), Unconsumed::default()).unwrap();
 //! assert!(staged.touched.contains(PageNo(8)));

@@ -21,6 +21,9 @@ pub enum StagingError {
     /// A chunk's bytes make no sense.
     #[error(transparent)]
     Chunk(#[from] chunk::ChunkError),
+    /// Neither side has written this page, or it has come already: a leader that sends such pages would fill the memory.
+    #[error("page {} was not to come, or has come already", .0.0)]
+    Unexpected(PageNo),
     /// The end mark names another number of chunks.
     #[error("the end mark counts {expected} chunks, {got} arrived")]
     Incomplete {
@@ -31,11 +34,12 @@ pub enum StagingError {
     },
 }
 
-/// Collects one syncvm.
+/// Collects one syncvm. Each page comes once at most, so it takes no more memory than the pages that may come.
 #[derive(Debug)]
 pub struct Staging {
     sync: SyncNo,
-    pages: u32,
+    /// The pages that may come and have not.
+    expected: PageSet,
     chunks: Vec<Vec<u8>>,
     touched: PageSet,
 }
@@ -49,8 +53,8 @@ pub struct Staged {
     pub chunks: Vec<Vec<u8>>,
     /// The pages that they hold whole.
     pub touched: PageSet,
-    /// The guest's size in pages.
-    pub pages: u32,
+    /// The pages that may still be added.
+    pub expected: PageSet,
     /// Device and CPU state.
     pub device: DeviceState,
     /// Inputs from before the cut that the leader's hypervisor had not consumed; both sides
@@ -59,13 +63,13 @@ pub struct Staged {
 }
 
 impl Staging {
-    /// An empty buffer for `sync` of a guest of `pages` pages.
-    pub fn new(sync: SyncNo, pages: u32) -> Self {
+    /// An empty buffer for `sync`, in which these pages may come: those that either side has written.
+    pub fn new(sync: SyncNo, expected: PageSet) -> Self {
         Self {
             sync,
-            pages,
+            touched: PageSet::new(expected.capacity()),
+            expected,
             chunks: Vec::new(),
-            touched: PageSet::new(pages),
         }
     }
 
@@ -75,7 +79,7 @@ impl Staging {
         if seq != expected {
             return Err(StagingError::OutOfOrder { expected, got: seq });
         }
-        note_whole(&bytes, self.pages, &mut self.touched)?;
+        note(&bytes, &mut self.expected, &mut self.touched)?;
         self.chunks.push(bytes);
         Ok(())
     }
@@ -102,17 +106,21 @@ impl Staging {
             sync: self.sync,
             chunks: self.chunks,
             touched: self.touched,
-            pages: self.pages,
+            expected: PageSet::new(self.expected.capacity()),
             device,
             refeed,
         })
     }
 }
 
-/// Notes the pages that the chunk holds whole. Fails if the chunk is malformed.
-fn note_whole(bytes: &[u8], pages: u32, touched: &mut PageSet) -> Result<(), chunk::ChunkError> {
-    for page in chunk::read(bytes, pages) {
+/// Notes the pages that the chunk holds, and those that it holds whole.
+fn note(bytes: &[u8], expected: &mut PageSet, touched: &mut PageSet) -> Result<(), StagingError> {
+    for page in chunk::read(bytes, expected.capacity()) {
         let (page, content) = page?;
+        if !expected.contains(page) {
+            return Err(StagingError::Unexpected(page));
+        }
+        expected.remove(page);
         if content.is_whole() {
             touched.insert(page);
         }
@@ -124,17 +132,17 @@ impl Staged {
     /// The chunks that hold a page from `first` on, copied.
     pub fn chunks_from(&self, first: PageNo) -> Vec<Vec<u8>> {
         let holds = |chunk: &&Vec<u8>| {
-            chunk::read(chunk, self.pages)
+            chunk::read(chunk, self.expected.capacity())
                 .flatten()
                 .any(|(page, _)| page >= first)
         };
         self.chunks.iter().filter(holds).cloned().collect()
     }
 
-    /// Adds pages that were asked for after the end mark: those that a device reset wrote, on machine
-    /// types that need one.
+    /// Adds some of the [expected](Self::expected) pages, which were asked for after the end mark: those that a device
+    /// reset wrote, on machine types that need one.
     pub fn add(&mut self, bytes: Vec<u8>) -> Result<(), StagingError> {
-        note_whole(&bytes, self.pages, &mut self.touched)?;
+        note(&bytes, &mut self.expected, &mut self.touched)?;
         self.chunks.push(bytes);
         Ok(())
     }
@@ -154,7 +162,7 @@ mod tests {
 
     #[test]
     fn nothing_incomplete_is_ever_applied() {
-        let mut staging = Staging::new(SyncNo(1), 10);
+        let mut staging = Staging::new(SyncNo(1), PageSet::all(10));
         staging.push(0, chunk_of(4)).unwrap();
         assert_eq!(
             staging.push(2, chunk_of(5)),
@@ -174,7 +182,7 @@ mod tests {
 
     #[test]
     fn chunks_with_pages_of_disks_are_told_apart() {
-        let mut staging = Staging::new(SyncNo(1), 10);
+        let mut staging = Staging::new(SyncNo(1), PageSet::all(10));
         for (seq, page) in [3, 8, 7].into_iter().enumerate() {
             staging.push(seq as u32, chunk_of(page)).unwrap();
         }
@@ -187,10 +195,33 @@ mod tests {
 
     #[test]
     fn a_page_outside_the_guest_is_refused() {
-        let mut staging = Staging::new(SyncNo(1), 4);
+        let mut staging = Staging::new(SyncNo(1), PageSet::all(4));
         assert!(matches!(
             staging.push(0, chunk_of(4)),
             Err(StagingError::Chunk(_))
         ));
+    }
+
+    /// The fear: a leader that sends pages without end fills the memory of the secondary.
+    #[test]
+    fn a_page_comes_once_and_only_if_it_was_to_come() {
+        let mut may_come = PageSet::new(10);
+        may_come.insert_run(3, 5);
+        let mut staging = Staging::new(SyncNo(1), may_come.clone());
+        staging.push(0, chunk_of(4)).unwrap();
+        let mut refuses = |page| {
+            let unexpected = StagingError::Unexpected(PageNo(page));
+            assert_eq!(staging.push(1, chunk_of(page)), Err(unexpected));
+        };
+        refuses(4);
+        refuses(7);
+        let mut staged = staging
+            .finish(1, DeviceState::default(), Unconsumed::default())
+            .unwrap();
+        assert!(staged.add(chunk_of(3)).is_err(), "nothing was asked for");
+        staged.expected = may_come;
+        staged.add(chunk_of(3)).unwrap();
+        assert!(staged.add(chunk_of(3)).is_err());
+        assert_eq!(staged.chunks.len(), 2);
     }
 }

@@ -220,6 +220,11 @@ pub struct PageNo(pub u32);
 pub struct SyncNo(pub u64);
 
 impl SyncNo {
+    /// Whether counting could have reached it. One after a much higher number might overflow.
+    pub fn is_sane(self) -> bool {
+        self.0 <= 1 << 56
+    }
+
     /// The next syncvm.
     pub fn next(self) -> Self {
         Self(self.0 + 1)

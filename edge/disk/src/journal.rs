@@ -331,5 +331,6 @@ fn read_body(file: &File, slot: &Slot) -> Option<Batch> {
     fits.then_some(batch)
 }
 
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

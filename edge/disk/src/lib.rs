@@ -65,6 +65,8 @@
 
 mod disks;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod health;
 pub mod holes;
 mod image;

@@ -102,6 +102,10 @@ pub trait Fabric {
     /// event.
     fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError>;
 
+    /// Ends the link to `peer`, because it has sent `why`, which no correct peer sends. For a moment no other link to it is
+    /// made, so that it costs this side little to do the same again.
+    fn cut(&mut self, peer: ReplicaId, why: &str);
+
     /// A descriptor that polls readable when `progress` has something to do (an epoll
     /// descriptor can be nested in the caller's own, level-triggered).
     fn wait_fd(&self) -> RawFd;

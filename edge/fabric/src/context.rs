@@ -157,6 +157,14 @@ impl Context {
                     "the link to replica {peer} is down: {loss}"
                 );
             }
+            Loss::Cut(_) => {
+                self.stats.damaged += 1;
+                warn!(
+                    event = "link_cut",
+                    peer = peer.0,
+                    "the link to replica {peer} is cut: {loss}"
+                );
+            }
             Loss::Silent(_) => {
                 self.stats.silent += 1;
                 info!(
@@ -207,6 +215,9 @@ pub enum Loss {
     /// The peer did what no correct peer does.
     #[error("damaged: {0}")]
     Damage(String),
+    /// The caller found that out.
+    #[error("it has sent {0}; look at its host")]
+    Cut(String),
     #[error("the peer's host acknowledged nothing for {} ms", .0.as_millis())]
     Silent(Duration),
     #[error("the peer began a new session")]

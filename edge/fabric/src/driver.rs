@@ -195,6 +195,10 @@ impl<T: Transport> RingFabric<T> {
             let from = visitor.greeting.sender();
             let mut peers = self.peers.iter_mut();
             let peer = peers.find(|peer| peer.id == from && from < context.me);
+            if peer.as_ref().is_some_and(|peer| peer.is_kept_away(now)) {
+                // Its connection ends here; it dials again.
+                continue;
+            }
             match (visitor.greeting.refusal(&mine), peer) {
                 (None, Some(peer)) => peer.welcome(transport, context, now, visitor, mine),
                 (why, _) => {
@@ -296,6 +300,12 @@ impl<T: Transport> Fabric for RingFabric<T> {
         self.peers
             .extend(place.map(|place| Peer::new(peer, place, now)));
         Ok(())
+    }
+
+    fn cut(&mut self, peer: ReplicaId, why: &str) {
+        if let Some(peer) = self.peers.iter_mut().find(|it| it.id == peer) {
+            peer.cut(&mut self.context, Instant::now(), why);
+        }
     }
 
     fn wait_fd(&self) -> RawFd {

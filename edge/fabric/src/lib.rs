@@ -82,6 +82,8 @@ mod context;
 mod door;
 mod driver;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod hello;
 pub mod keys;
 mod line;

@@ -123,6 +123,12 @@ impl Fabric for Mixed {
         Ok(())
     }
 
+    fn cut(&mut self, peer: ReplicaId, why: &str) {
+        if let Some(part) = self.parts.iter_mut().find(|p| p.peers.contains(&peer)) {
+            part.fabric.cut(peer, why);
+        }
+    }
+
     fn wait_fd(&self) -> RawFd {
         self.poll.fd()
     }

@@ -15,7 +15,8 @@ use tracing::debug;
 
 /// How long a handshake may take.
 pub const HELLO_WITHIN: Duration = Duration::from_millis(500);
-/// The pace of dialling after a refusal: only a person can mend that, so the log need not fill.
+/// The pace of dialling after a refusal, and how long a peer is kept away whose link was cut: only a person can mend that, so
+/// the log need not fill.
 const REFUSED_EVERY: Duration = Duration::from_secs(2);
 
 /// A peer and the link to it.
@@ -31,6 +32,8 @@ pub struct Peer<T: Transport> {
     trying_since: Instant,
     /// When to dial next, while down.
     dial_at: Instant,
+    /// It has sent what no correct peer sends: until then no link to it is made.
+    away_until: Option<Instant>,
 }
 
 /// How far the link to a peer is.
@@ -61,6 +64,7 @@ impl<T: Transport> Peer<T> {
             dialled_at: None,
             trying_since: now,
             dial_at: now,
+            away_until: None,
         }
     }
 
@@ -193,6 +197,20 @@ impl<T: Transport> Peer<T> {
             Link::Trying(trying) => Some(self.trying_since + T::patience(trying).0),
             Link::Up(up) => T::due_at(up),
         }
+    }
+
+    /// The peer has sent `why` over a link that is up.
+    pub fn cut(&mut self, context: &mut Context, now: Instant, why: &str) {
+        if self.up().is_some() {
+            self.lose(context, now, &Loss::Cut(why.to_owned()));
+            self.dial_at = now + REFUSED_EVERY;
+            self.away_until = Some(self.dial_at);
+        }
+    }
+
+    /// Whether its link was cut a moment ago.
+    pub fn is_kept_away(&self, now: Instant) -> bool {
+        self.away_until.is_some_and(|until| now < until)
     }
 
     /// Ends the link, or the attempt to make one.

@@ -114,6 +114,7 @@ impl<M: StateMachine> Server<M> {
                 self.give_up();
             }
             Command::PeerAlive { .. } => {}
+            Command::Refuse { peer, why } => self.fabric.cut(peer, &why.to_string()),
             Command::GroupEmpty { fresh: true } => self.core.bootstrap(now, &mut self.commands),
             Command::GroupEmpty { fresh: false } => {
                 tracing::warn!(

@@ -5,6 +5,7 @@ use crate::envelope::Envelope;
 use crate::mail::Mail;
 use crate::outputs::Piece;
 use crate::pending::Origin;
+use crate::replicated::RestoreError;
 use crate::{Server, ServerError, StateMachine};
 use plover_fabric::Lane;
 use plover_types::{Index, Micros, ReplicaId, wire};
@@ -27,7 +28,8 @@ impl<M: StateMachine> Server<M> {
             }) => return self.take_over((from, applied), (total, offset), &bytes),
             Err(error) => {
                 self.rejected += 1;
-                tracing::debug!(%from, %error, "mail was rejected");
+                let why = format!("mail that does not decode: {error}");
+                self.fabric.cut(from, &why);
             }
         }
         Ok(())
@@ -99,8 +101,16 @@ impl<M: StateMachine> Server<M> {
             return Ok(());
         };
         if from.1 > self.state.applied.index {
-            let group = self.state.restore(snapshot, self.core.generation());
-            let Some(group) = group.map_err(ServerError::Restore)? else {
+            let group = match self.state.restore(snapshot, self.core.generation()) {
+                Ok(group) => group,
+                Err(RestoreError::Malformed(error)) => {
+                    let why = format!("a state that does not decode: {error}");
+                    self.fabric.cut(from.0, &why);
+                    return Ok(());
+                }
+                Err(RestoreError::Machine(why)) => return Err(ServerError::Restore(why)),
+            };
+            let Some(group) = group else {
                 tracing::info!(from = %from.0, "a state of the log before this one is not used");
                 return Ok(());
             };

@@ -93,6 +93,8 @@ mod embedded;
 mod envelope;
 mod error;
 mod framed;
+#[doc(hidden)]
+pub mod fuzz;
 mod handover;
 mod machine;
 mod mail;

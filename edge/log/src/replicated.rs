@@ -58,6 +58,17 @@ struct Session {
 /// repetition), and the machine's answer.
 pub(crate) type Applied<'a> = Result<(Viewstamp, &'a [u8]), Error>;
 
+/// Why a snapshot is not taken over.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RestoreError {
+    /// It is none. Nothing has changed.
+    #[error("it does not decode: {0}")]
+    Malformed(String),
+    /// The state machine refuses its part.
+    #[error("{0}")]
+    Machine(String),
+}
+
 impl<M: StateMachine> Replicated<M> {
     /// The state before the first entry, in a group as it was set up.
     pub fn new(machine: M, group: Group, check_outputs: bool) -> Self {
@@ -135,17 +146,23 @@ impl<M: StateMachine> Replicated<M> {
     /// Takes over a [`snapshot`](Self::snapshot), this replica's or another one's, except for its group,
     /// which it returns. `None`, and nothing changes, if the snapshot is of a log before the one that
     /// began in the view `generation`.
-    pub fn restore(&mut self, bytes: &[u8], generation: View) -> Result<Option<Group>, String> {
+    pub fn restore(
+        &mut self,
+        bytes: &[u8],
+        generation: View,
+    ) -> Result<Option<Group>, RestoreError> {
+        let malformed = |why: String| Err(RestoreError::Malformed(why));
         let (applied, group, history, machine) = match wire::decode_front(bytes) {
             Ok((snapshot, [])) => snapshot,
-            Ok((_, rest)) => return Err(format!("{} bytes after its end", rest.len())),
-            Err(error) => return Err(error.to_string()),
+            Ok((_, rest)) => return malformed(format!("{} bytes after its end", rest.len())),
+            Err(error) => return malformed(error.to_string()),
         };
         let (applied, machine): (Viewstamp, &Bytes) = (applied, machine);
         if applied.view < generation {
             return Ok(None);
         }
-        self.machine.restore(Some(machine))?;
+        let restored = self.machine.restore(Some(machine));
+        restored.map_err(RestoreError::Machine)?;
         self.applied = applied;
         self.history = history;
         self.pieces.clear();

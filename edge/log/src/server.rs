@@ -19,7 +19,7 @@ use crate::envelope::{ENVELOPE_BYTES_MAX, Envelope, SessionRequest};
 use crate::mail::{Incoming, Outgoing};
 use crate::members::Change;
 use crate::pending::{Origin, Proposals};
-use crate::replicated::Replicated;
+use crate::replicated::{Replicated, RestoreError};
 use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
@@ -118,9 +118,9 @@ impl<M: StateMachine> Server<M> {
         let mut server = Self::open(config, fabric, machine, (stable, start))?;
         if let Some(snapshot) = snapshot {
             let group = server.state.restore(&snapshot, server.core.generation());
-            let unusable = |why| ServerError::Snapshot {
+            let unusable = |why: RestoreError| ServerError::Snapshot {
                 dir: dir.into(),
-                why,
+                why: why.to_string(),
             };
             match group.map_err(unusable)? {
                 Some(group) => server.regroup(group),

@@ -63,6 +63,8 @@ mod control;
 mod death;
 mod disk_pages;
 mod fabric;
+#[doc(hidden)]
+pub mod fuzz;
 mod histogram;
 mod host;
 mod images;

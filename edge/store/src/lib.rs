@@ -68,6 +68,8 @@
 mod directory;
 mod engine;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod lock;
 mod open;
 mod outline;

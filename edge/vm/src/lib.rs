@@ -57,6 +57,8 @@ mod cpu_clock;
 mod device_state;
 mod dirty;
 mod faults;
+#[doc(hidden)]
+pub mod fuzz;
 mod hash;
 mod nic;
 mod qemu;

@@ -51,6 +51,9 @@ impl Fabric for Cuttable {
     fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
         self.inner.set_peer(peer, address)
     }
+    fn cut(&mut self, peer: ReplicaId, why: &str) {
+        self.inner.cut(peer, why);
+    }
     fn wait_fd(&self) -> RawFd {
         self.inner.wait_fd()
     }

@@ -8,7 +8,7 @@ use crate::disk::Write;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
 use crate::invariants::streams_go_on::StreamsGoOn;
-use crate::invariants::{disks_survive, guest_is_whole};
+use crate::invariants::{disks_survive, guest_is_whole, nobody_is_refused};
 use crate::process::State;
 use crate::schedule::{Arrival, Happening};
 use crate::spoken::Spoken;
@@ -253,6 +253,9 @@ impl World {
             }
             // The simulated console shows nothing, and a role shows in the other actions.
             Action::Console(_) | Action::Role { .. } | Action::SendOn(_) => {}
+            Action::CutLink { peer, why } => {
+                self.check(nobody_is_refused::refused(who, peer, &why));
+            }
             Action::Note(note) => self.observe(who, note),
         }
     }

@@ -158,7 +158,7 @@ fn a_milestone_that_is_not_stored_is_caught() {
 /// generation's log on disk. The bug takes it for the new one's.
 #[test]
 fn a_log_of_an_older_generation_is_caught() {
-    let found_by = ["no_panic", "logs_agree", "committed_not_lost"];
+    let found_by = ["nobody_is_refused", "logs_agree", "committed_not_lost"];
     catches(&with(Canary::TrustOldGeneration), 200, &found_by);
 }
 

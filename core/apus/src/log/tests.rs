@@ -23,11 +23,22 @@ fn configuration(ids: &[u8]) -> Configuration {
 
 /// The log accepts `entries`, encoded as in a leader's message.
 fn accept(log: &mut Log, prev: Viewstamp, entries: &[Entry]) -> Accepted {
+    let matched = log.commit();
+    told(log, prev, entries, matched).expect("they contradict nothing")
+}
+
+/// A leader whose log is known to equal this one up to `matched` has sent `entries`.
+fn told(
+    log: &mut Log,
+    prev: Viewstamp,
+    entries: &[Entry],
+    matched: Index,
+) -> Result<Accepted, Contradiction> {
     let bytes = entries.iter().fold(Vec::new(), |bytes, entry| {
         plover_types::wire::encode_part(entry, bytes)
     });
     let batch = Batch::unchecked(entries.len() as u64, &bytes);
-    log.accept(prev, batch, &mut Pool::default())
+    log.accept(prev, batch, matched, &mut Pool::default())
 }
 
 /// Three App entries of view 16 at 1..=3 after an empty base.
@@ -81,11 +92,49 @@ fn entries_after_a_gap_are_not_taken() {
 }
 
 #[test]
-#[should_panic(expected = "would lose committed entries")]
-fn a_committed_entry_is_never_truncated() {
+fn entries_that_contradict_what_is_known_change_nothing() {
+    let agreed = |told, held| Err(Contradiction::Agreed { told, held });
     let mut log = three();
     log.commit_to(Index(2));
+    let before = format!("{log:?}");
+    let noop = |view, index| entry(view, index, EntryKind::Noop);
+    let mut tell = |prev, entries: &[Entry], matched| {
+        let accepted = told(&mut log, prev, entries, Index(matched));
+        assert_eq!(format!("{log:?}"), before);
+        accepted
+    };
+    // The second entry of two differs: the first must not have been taken either.
+    let two = [noop(16, 1), noop(33, 2)];
+    assert_eq!(tell(vs(0, 0), &two, 2), agreed(vs(33, 2), vs(16, 2)));
+    assert_eq!(tell(vs(33, 2), &[], 2), agreed(vs(33, 2), vs(16, 2)));
+    // Not committed, but the same leader has said that it has it.
+    let three = [noop(33, 3)];
+    assert_eq!(tell(vs(16, 2), &three, 3), agreed(vs(33, 3), vs(16, 3)));
+
+    log.trim(Index(2), &mut Pool::default());
+    let base = vs(16, 2);
+    let mut tell = |entries: &[Entry]| told(&mut log, vs(0, 0), entries, Index(2));
+    let early = Contradiction::Reclaimed {
+        told: vs(33, 1),
+        base,
+    };
+    assert_eq!(tell(&[noop(33, 1)]), Err(early));
+    let older = [noop(1, 1), noop(1, 2), noop(1, 3)];
+    assert_eq!(tell(&older), agreed(vs(1, 2), base));
+    assert_eq!(tell(&[noop(1, 1)]), Ok(Accepted::Unchanged));
+}
+
+#[test]
+fn the_bytes_of_entries_of_any_kind_are_counted() {
+    let mut log = three();
+    let before = log.held();
+    assert_eq!(before, 3 * size_of::<Entry>() + log.bytes());
+    log.push(entry(16, 4, EntryKind::InSync(set(&[1]))));
+    assert!(log.held() >= before + size_of::<Entry>());
     accept(&mut log, vs(16, 1), &[entry(33, 2, EntryKind::Noop)]);
+    log.commit_to(Index(2));
+    log.trim(Index(2), &mut Pool::default());
+    assert_eq!(log.held(), 0);
 }
 
 #[test]

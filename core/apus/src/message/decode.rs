@@ -103,8 +103,9 @@ fn is_sane(message: &Message, from: ReplicaId) -> bool {
             promised,
             last,
             members,
+            generation,
             ..
-        }) => sane_view(promised) && sane(last) && members.are_sane(),
+        }) => sane_view(promised) && sane(last) && members.are_sane() && sane_view(generation),
         Message::Prepare { view } => led(view),
         Message::Promise { view, vote } => sane_view(view) && sane_vote(view, vote),
         Message::Fetch { view, after } => led(view) && sane(after),

@@ -14,8 +14,8 @@
 #![allow(dead_code)]
 
 use apus::{
-    Apus, Canary, Command, Config, Durability, Entry, EntryKind, Event, Members, Phase,
-    ProposeError, Start, Status,
+    Apus, Canary, Command, Config, Contradiction, Durability, Entry, EntryKind, Event, Members,
+    Phase, ProposeError, Start, Status,
 };
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -254,6 +254,9 @@ impl Group {
                 entries,
             } => self.unwritten.push(Write::new(core, after, anew, entries)),
             Command::Deliver(entry) => self.delivered[core].push(entry),
+            Command::Refuse { peer, why } if why != Contradiction::Malformed => {
+                panic!("replica {core} refuses {peer}, which is a correct one: {why}")
+            }
             other => self.other.push((core, other)),
         }
     }

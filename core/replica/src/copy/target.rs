@@ -4,16 +4,23 @@
 //! for nothing before its first syncvm, so pages are written as they come, and nothing is lost with
 //! it but time.
 
+use super::stream::COMPARE_PAGES;
 use crate::api::{Action, BootReason, Note, Role, Warm};
 use crate::canary::canary;
 use crate::context::Context;
 use crate::guest::Power;
 use crate::jobs::Job;
+use crate::leader::join::WINDOW_CHUNKS;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::message::{Body, CopyPurpose};
 use plover_syncvm::{Ledger, chunk};
 use plover_types::{Digest, MachineWords, PageNo, ReplicaId};
+
+/// Chunks, and comparisons, of a source that may be under way here at most. A source has [`WINDOW_CHUNKS`] under way, and
+/// as many anew each time that the copy is opened anew while this host's disk is slow. Beyond, a source would fill the
+/// memory.
+const UNDER_WAY_MAX: u32 = 8 * WINDOW_CHUNKS;
 
 /// A guest that stands and is written from outside.
 #[derive(Clone, Debug)]
@@ -28,6 +35,8 @@ pub(crate) struct CopyTarget {
     /// The stream that its pages follow, and how many of its chunks.
     pub follows: Option<u64>,
     chunks: u32,
+    /// Chunks that are being written, and comparisons that are being hashed.
+    under_way: u32,
     /// Nothing was written into it since its hypervisor started: its memory is as at power-on.
     is_blank: bool,
     /// The guest's state was loaded into it: the join ends with the next one.
@@ -54,6 +63,7 @@ impl CopyTarget {
             machine: offer.machine.clone(),
             follows: None,
             chunks: 0,
+            under_way: 0,
             is_blank: true,
             has_state: false,
         }
@@ -96,7 +106,16 @@ impl CopyTarget {
 
     fn on_copy(&mut self, cx: &mut Context, seq: u32, chunk: Vec<u8>) {
         let pages = cx.config.layout.pages();
-        if seq != self.chunks || chunk::read(&chunk, pages).any(|page| page.is_err()) {
+        if seq != self.chunks {
+            return;
+        }
+        if let Some(error) = chunk::read(&chunk, pages).find_map(Result::err) {
+            return cx.cut_link(
+                self.source,
+                &format!("pages of a copy that are not whole: {error}"),
+            );
+        }
+        if !self.has_room(cx) {
             return;
         }
         self.follows = Some(self.offered);
@@ -107,13 +126,32 @@ impl CopyTarget {
         cx.ask(written, |job| Action::WriteChunks { job, chunks });
     }
 
+    /// Whether the source keeps within what may be under way. If so, there is one more.
+    fn has_room(&mut self, cx: &mut Context) -> bool {
+        let has_room = self.under_way < UNDER_WAY_MAX;
+        if has_room {
+            self.under_way += 1;
+        } else {
+            let why =
+                format!("more of a copy than the {UNDER_WAY_MAX} parts that may be under way");
+            cx.cut_link(self.source, &why);
+        }
+        has_room
+    }
+
     /// The source wants to know what is here already.
     fn on_compare(&mut self, cx: &mut Context, (first, count): (u32, u32), key: [u8; 32]) {
         let pages = cx.config.layout.pages();
         let end = first.checked_add(count).filter(|end| *end <= pages);
-        let Some(end) = end.filter(|_| count > 0) else {
-            return;
+        let Some(end) = end.filter(|_| (1..=COMPARE_PAGES).contains(&count)) else {
+            return cx.cut_link(
+                self.source,
+                "a comparison of pages outside the guest, or of too many",
+            );
         };
+        if !self.has_room(cx) {
+            return;
+        }
         let pages = (first..end).map(PageNo).collect();
         let compare = Job::CompareTarget(self.attempt, first);
         cx.ask(compare, |job| Action::Hash { job, key, pages });
@@ -292,6 +330,13 @@ impl Replica {
         }
     }
 
+    /// One thing less is under way.
+    fn is_done(&mut self) {
+        if let Some(target) = self.target_mut() {
+            target.under_way = target.under_way.saturating_sub(1);
+        }
+    }
+
     /// The peer to answer about this opening.
     fn source_of(&mut self, attempt: u64) -> Option<ReplicaId> {
         let target = self.target_mut().filter(|t| t.attempt == attempt)?;
@@ -301,12 +346,14 @@ impl Replica {
     /// Acknowledges the chunk, so that a source is never further ahead than its window, however slow this
     /// side's disk is.
     pub(crate) fn target_written(&mut self, attempt: u64, chunks: u32) {
+        self.is_done();
         if let Some(source) = self.source_of(attempt) {
             self.cx.send_bulk(source, Body::CopyAck { attempt, chunks });
         }
     }
 
     pub(crate) fn target_hashed(&mut self, attempt: u64, first: u32, digests: &[Digest]) {
+        self.is_done();
         let Some(source) = self.source_of(attempt) else {
             return;
         };

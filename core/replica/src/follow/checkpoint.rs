@@ -43,8 +43,11 @@ impl Replica {
         if cx.guest.power != Power::Paused {
             return cx.reject_leader("a checkpoint before the hypervisor is up");
         }
+        if !sync.is_sane() {
+            return cx.cut_leader("a checkpoint with a number that counting does not reach");
+        }
         cx.group.sync_no = cx.group.sync_no.max(sync);
-        let staging = Staging::new(sync, cx.config.layout.pages());
+        let staging = Staging::new(sync, PageSet::all(cx.config.layout.pages()));
         let stage = Stage::Receiving {
             stopped: Stopped::default(),
             own: Runs::default(),
@@ -94,7 +97,7 @@ impl Replica {
             sync: kept.sync,
             chunks: Vec::new(),
             touched: PageSet::new(pages),
-            pages,
+            expected: PageSet::new(pages),
             device: DeviceState::default(),
             refeed: kept.refeed,
         };

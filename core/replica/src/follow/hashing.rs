@@ -21,7 +21,7 @@ impl Replica {
             return self.report_no_guest();
         }
         let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
-            return self.cx.reject_leader("dirty pages outside the guest");
+            return self.cx.cut_leader("dirty pages outside the guest");
         };
         let dirty = LeaderDirty { set, key };
         match self.follow_stage(sync) {
@@ -80,15 +80,15 @@ impl Replica {
             return;
         };
         let (number, key) = (follow.sync, theirs.key);
+        // Even if this sync fails, these pages may differ until one succeeds.
+        cx.memory.ledger.owe(&theirs.set);
         follow.stage = Stage::Receiving {
             stopped: std::mem::take(stopped),
             own: own.take().unwrap_or_default(),
             key,
             narrowed: Default::default(),
-            staging: Staging::new(number, cx.config.layout.pages()),
+            staging: Staging::new(number, cx.memory.ledger.owed().clone()),
         };
-        // Even if this sync fails, these pages may differ until one succeeds.
-        cx.memory.ledger.owe(&theirs.set);
         if cx.sends_unhashed() {
             return self.send_hashes(number, &[]);
         }
@@ -132,11 +132,16 @@ impl Replica {
     /// The leader knows which pages differ and wants to know where.
     pub(crate) fn follow_subpages(&mut self, number: SyncNo, runs: &Runs, heard: u64) {
         let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
-            return self.cx.reject_leader("divergent pages outside the guest");
+            return self.cx.cut_leader("divergent pages outside the guest");
         };
         let Some(Stage::Receiving { key, narrowed, .. }) = self.follow_stage(number) else {
             return;
         };
+        if !narrowed.0.is_empty() {
+            return self
+                .cx
+                .cut_leader("another list of divergent pages before the first was answered");
+        }
         let (key, pages) = (*key, set.iter().collect::<Vec<_>>());
         *narrowed = (pages.clone(), heard);
         let job = Job::FollowSync(number);

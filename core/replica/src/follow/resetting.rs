@@ -121,7 +121,7 @@ impl Replica {
     pub(super) fn follow_reset_scanned(
         &mut self,
         number: SyncNo,
-        (complete, aside): (Complete, Aside),
+        (mut complete, aside): (Complete, Aside),
         written: &PageSet,
     ) {
         // Settled when the staged state is in place.
@@ -134,11 +134,13 @@ impl Replica {
         if missing.is_empty() {
             return self.make_durable(number, complete, aside.chunks);
         }
+        let runs = missing.to_runs();
+        complete.staged.expected = missing;
         self.follow_on(number, Stage::Fetching(complete, aside));
         let leader = self.cx.group.leader;
         match leader.filter(|leader| self.cx.peers.is_linked(*leader)) {
             Some(leader) => {
-                let (sync, runs) = (number, missing.to_runs());
+                let sync = number;
                 self.cx.send_bulk(leader, Body::Fetch { sync, runs });
             }
             None => self.lose_guest_in_fetch(),
@@ -155,7 +157,9 @@ impl Replica {
             return self.make_durable(number, complete, aside.chunks);
         }
         self.follow_on(number, Stage::Fetching(complete, aside));
-        if added.is_err() {
+        if let Err(error) = added {
+            let why = format!("pages that were not asked for: {error}");
+            self.cx.cut_leader(&why);
             self.lose_guest_in_fetch();
         }
     }

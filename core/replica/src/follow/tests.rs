@@ -3,13 +3,17 @@
 use crate::api::{Action, Event, Note, Role};
 use crate::copy::target::{CopyTarget, Offer};
 use crate::jobs::JobId;
+use crate::members::GroupRecord;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use crate::testing::{LEADER, secondary, sent_to_leader, taken};
 use plover_policy::{Preset, VSMR};
+use plover_syncvm::SyncMessage;
+use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::Body;
 use plover_types::{
-    Frame, Index, MachineWords, PageNo, PageSet, SyncNo, Unconsumed, View, Viewstamp,
+    Frame, Index, MachineWords, PAGE_BYTES, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, View,
+    Viewstamp, wire,
 };
 
 const KEY: [u8; 32] = [7; 32];
@@ -270,4 +274,90 @@ fn a_message_of_the_leader_that_makes_no_sense_is_rejected_and_harms_nothing() {
     end(&mut replica, 0);
     assert_eq!(sent_to_leader(&replica), [Body::Ack { sync: SyncNo(1) }]);
     let _ = Event::Tick;
+}
+
+/// The peers whose links are cut.
+fn cut_off(actions: &[Action]) -> Vec<ReplicaId> {
+    let cut = actions.iter().filter_map(|action| match action {
+        Action::CutLink { peer, .. } => Some(*peer),
+        _ => None,
+    });
+    cut.collect()
+}
+
+fn chunk_of(page: u32) -> Vec<u8> {
+    let mut writer = ChunkWriter::new();
+    writer.push(PageNo(page), &[1; PAGE_BYTES]);
+    writer.finish()
+}
+
+/// The fear: pages without end fill the memory. Each page of a syncvm comes once, and only if either side has written it.
+#[test]
+fn a_leader_that_sends_pages_that_were_not_to_come_is_cut_off_and_the_guest_goes_on() {
+    for again in [5, 9] {
+        let mut replica = receiving();
+        replica.follow_pages(SyncNo(1), 0, chunk_of(5));
+        assert_eq!(cut_off(&taken(&mut replica)), []);
+        replica.follow_pages(SyncNo(1), 1, chunk_of(again));
+        let out = taken(&mut replica);
+        assert_eq!(cut_off(&out), [LEADER]);
+        assert!(out.iter().any(|a| matches!(a, Action::Resume)), "{out:?}");
+        assert!(replica.follow.is_none());
+    }
+    let mut replica = receiving();
+    replica.follow_pages(SyncNo(1), 0, vec![0; 8]);
+    assert_eq!(cut_off(&taken(&mut replica)), [LEADER], "no chunk at all");
+}
+
+#[test]
+fn a_leader_that_asks_for_more_hashes_before_it_has_the_first_is_cut_off() {
+    let mut replica = receiving();
+    let few = pages(&[2, 5]).to_runs();
+    replica.follow_subpages(SyncNo(1), &few, 0);
+    assert_eq!(cut_off(&taken(&mut replica)), []);
+    replica.follow_subpages(SyncNo(1), &few, 0);
+    assert_eq!(cut_off(&taken(&mut replica)), [LEADER]);
+    replica.follow_subpages_hashed(SyncNo(1), &[]);
+    replica.follow_subpages(SyncNo(1), &few, 0);
+    assert_eq!(cut_off(&taken(&mut replica)), []);
+}
+
+/// One after it would overflow.
+#[test]
+fn a_syncvm_whose_number_counting_does_not_reach_is_none() {
+    let mut replica = secondary(VSMR.policy);
+    cut(&mut replica, u64::MAX);
+    assert!(replica.follow.is_none());
+    assert_eq!(replica.cx.group.sync_no, SyncNo(0));
+    let mut replica = secondary(Preset::find("remus-25").unwrap().policy);
+    replica.cx.guest.power = crate::guest::Power::Paused;
+    replica.follow_checkpoint(SyncNo(u64::MAX));
+    assert_eq!(cut_off(&taken(&mut replica)), [LEADER]);
+    assert_eq!(replica.cx.group.sync_no, SyncNo(0));
+}
+
+#[test]
+fn bytes_that_are_no_message_cost_the_link() {
+    let mut replica = secondary(VSMR.policy);
+    let other = ReplicaId(2);
+    let view = replica.cx.group.view;
+    replica.on_bulk(other, &[1, 99]);
+    assert_eq!(cut_off(&taken(&mut replica)), [other]);
+    let no_group = GroupRecord {
+        generation: View(1 << 60),
+        ..GroupRecord::default()
+    };
+    for record in [vec![1, 2], wire::encode(&no_group)] {
+        let body = Body::Members { record };
+        replica.on_bulk(other, &wire::encode(&SyncMessage { view, body }));
+        assert_eq!(cut_off(&taken(&mut replica)), [other]);
+    }
+    assert_ne!(replica.cx.group.record.generation, no_group.generation);
+    // A message that comes late is not wrong.
+    let late = SyncMessage {
+        view: View(99),
+        body: Body::Ack { sync: SyncNo(1) },
+    };
+    replica.on_bulk(other, &wire::encode(&late));
+    assert_eq!(cut_off(&taken(&mut replica)), []);
 }

@@ -63,6 +63,8 @@ pub(crate) struct Run {
     /// The secondary's guest has rested in the slot that ends, and rests in the one that begins.
     rested: bool,
     rests: bool,
+    /// The secondary has fetched the pages that its device reset wrote.
+    fetched: bool,
 }
 
 /// The outputs, inputs and device state of the slot that was cut off, from the pause to the end mark.
@@ -258,6 +260,7 @@ impl Leader {
             report,
             rested: self.slot.rests,
             rests,
+            fetched: false,
         };
         let stage = Stage::Ordering;
         self.sync = Some(LeadSync { run, stage });

@@ -85,6 +85,7 @@ impl Body {
             }
             Action::Console(hold) => self.hold_console(hold),
             Action::Role { from, to } => self.change_role(from, to),
+            Action::CutLink { peer, why } => self.cut_link(peer, &why),
             Action::Note(note) => self.note(note),
         }
         Ok(())

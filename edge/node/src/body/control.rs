@@ -303,6 +303,8 @@ impl Body {
         answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();
         answer["reaches_clients"] = self.uplink.is_up().into();
         answer["inputs"] = self.inputs.into();
+        let damaged = self.fabric.as_ref().map(|fabric| fabric.stats().damaged);
+        answer["links_cut"] = damaged.unwrap_or_default().into();
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();

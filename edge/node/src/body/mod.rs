@@ -12,12 +12,14 @@ mod open;
 mod printed;
 mod relay;
 mod sources;
+mod waiting;
 mod work;
 
 use self::answers::Answers;
 use self::failover::Failover;
 use self::printed::Printed;
 use self::relay::Relay;
+use self::waiting::Waiting;
 use self::work::Work;
 use crate::announce::Announcement;
 use crate::background::Background;
@@ -38,7 +40,7 @@ use crate::uplink::Uplink;
 use plover_disk::Disks;
 use plover_fabric::{BoxedFabric, Keys};
 use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
-use plover_types::{Micros, PageLayout, PageNo, ReplicaId, SyncNo};
+use plover_types::{Micros, PageLayout, PageNo, SyncNo};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
@@ -170,7 +172,7 @@ struct Body {
     faults_at_scan: u64,
     ready: Ready,
     /// Bulk records that have come and wait for their turn.
-    bulk: VecDeque<(ReplicaId, Vec<u8>)>,
+    bulk: Waiting,
     /// Whether the guest may have sent more frames than one turn takes.
     outputs_left: bool,
     /// When the fabric must be called even if nothing has come.

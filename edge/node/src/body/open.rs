@@ -4,6 +4,7 @@ use super::answers::Answers;
 use super::failover::Failover;
 use super::printed::Printed;
 use super::relay::Relay;
+use super::waiting::Waiting;
 use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
 use crate::announce::Announcement;
 use crate::background::Background;
@@ -148,7 +149,7 @@ impl Body {
             looked_at_faults: Micros::ZERO,
             faults_at_scan: 0,
             ready: Ready::default(),
-            bulk: VecDeque::new(),
+            bulk: Waiting::new(layout.pages()),
             outputs_left: false,
             fabric_due: Micros::ZERO,
             config,

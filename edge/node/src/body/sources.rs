@@ -37,7 +37,11 @@ impl Body {
                     from,
                     lane: Lane::Bulk,
                     bytes,
-                } => self.bulk.push_back((from, bytes)),
+                } => {
+                    if let Err(why) = self.bulk.push(from, bytes) {
+                        self.cut_link(from, &why);
+                    }
+                }
                 FabricEvent::Record { from, lane, bytes } => self.take_record(from, lane, bytes)?,
                 FabricEvent::Room { .. } => {}
             }
@@ -46,11 +50,10 @@ impl Body {
     }
 
     /// Takes some of the waiting bulk records. To write a copy's pages takes long, and meanwhile this replica
-    /// would be silent; the rest waits for the next turn. Their number is bounded by the windows of
-    /// copies and syncs.
+    /// would be silent; the rest waits for the next turn.
     pub(super) fn take_bulk(&mut self) -> Result<(), BoxError> {
         let until = clock::now() + WORK_A_TURN;
-        while let Some((from, bytes)) = self.bulk.pop_front() {
+        while let Some((from, bytes)) = self.bulk.pop() {
             self.take_record(from, Lane::Bulk, bytes)?;
             if clock::now() >= until {
                 break;
@@ -64,11 +67,7 @@ impl Body {
             return match relayed {
                 Ok(said) => self.on_relayed(from, said),
                 Err(error) => {
-                    tracing::warn!(
-                        event = "request_rejected",
-                        peer = from.0,
-                        "a relayed request of replica {from} was not understood: {error}"
-                    );
+                    self.cut_link(from, &format!("a request that does not decode: {error}"));
                     Ok(())
                 }
             };
@@ -76,14 +75,17 @@ impl Body {
         match self.packer.unpack(from, lane, bytes) {
             Ok(bytes) => self.apply(Event::Received { from, lane, bytes }),
             Err(error) => {
-                tracing::warn!(
-                    event = "record_rejected",
-                    peer = from.0,
-                    ?lane,
-                    "a record of replica {from} was not understood: {error}"
-                );
+                self.cut_link(from, &format!("a record that cannot be unpacked: {error}"));
                 Ok(())
             }
+        }
+    }
+
+    /// A peer has sent `why`, which no correct replica sends. What else it has sent is dropped.
+    pub(super) fn cut_link(&mut self, peer: ReplicaId, why: &str) {
+        self.bulk.forget(peer);
+        if let Some(fabric) = &mut self.fabric {
+            fabric.cut(peer, why);
         }
     }
 
@@ -100,7 +102,7 @@ impl Body {
 
     /// A link has come up or gone down. What came over it before is dealt with before.
     fn on_link(&mut self, peer: ReplicaId, up: bool) -> Result<(), BoxError> {
-        for (from, bytes) in std::mem::take(&mut self.bulk) {
+        while let Some((from, bytes)) = self.bulk.pop() {
             self.take_record(from, Lane::Bulk, bytes)?;
         }
         self.packer.begin_anew(peer);

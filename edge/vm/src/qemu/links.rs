@@ -143,7 +143,7 @@ impl OrderLink {
 
 impl<T> Answer<T> {
     /// Whether the request was carried out; if not, QEMU's error.
-    pub(super) fn result(&self) -> Result<(), String> {
+    pub(crate) fn result(&self) -> Result<(), String> {
         match self.reply.status {
             0 => Ok(()),
             status if self.words.is_empty() => {

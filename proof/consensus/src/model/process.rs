@@ -135,6 +135,8 @@ impl Process {
                     self.cursor = base.index;
                 }
                 Command::Lead { .. } => effects.leads = true,
+                // As a broken assertion: all replicas are correct.
+                Command::Refuse { peer, why } => panic!("{peer} is refused: {why}"),
                 _ => {}
             }
             done += 1;

@@ -4,7 +4,7 @@ use super::describe;
 use super::disk::Write;
 use super::host::Host;
 use super::invariants::{
-    committed_not_lost, deliveries_in_order, held_by_a_quorum, lease_exclusive,
+    committed_not_lost, deliveries_in_order, held_by_a_quorum, lease_exclusive, nobody_is_refused,
 };
 use super::net::Fate;
 use super::scenario::{HEARTBEAT, KNOWN_AFTER, MESSAGE_BYTES_MAX, TIMEOUT, TIMEOUT_MIN};
@@ -171,6 +171,9 @@ impl World {
             Command::Lead { view } => self.leads(host, before, view),
             Command::Follow { view, leader } => {
                 trace!(self, "r{host} follows {leader:?} in {view}");
+            }
+            Command::Refuse { peer, why } => {
+                self.check(nobody_is_refused::refused(host, peer, why))
             }
             Command::PeerAlive { peer, alive } => self.peer_alive(host, peer, alive),
             Command::GroupEmpty { fresh } => {

@@ -10,6 +10,7 @@ pub mod guest_is_whole;
 pub mod inputs_in_order;
 pub mod logs_agree;
 pub mod memory_equal_after_sync;
+pub mod nobody_is_refused;
 pub mod nothing_spins;
 pub mod one_fault_is_survived;
 pub mod one_leader_a_view;

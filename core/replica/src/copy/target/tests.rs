@@ -1,6 +1,6 @@
 //! A target's answers to an offer.
 
-use super::Offer;
+use super::{Offer, UNDER_WAY_MAX};
 use crate::api::{Action, Event, Note, Role, Warm};
 use crate::replica::Replica;
 use crate::testing::{LEADER, sent_to_leader, witness};
@@ -198,4 +198,37 @@ fn a_joiner_leaves_when_two_others_are_in_sync() {
         matches!(last, Some(Body::CopyFailed { attempt: 7, .. })),
         "{said:?}"
     );
+}
+
+/// A source that does not wait for acknowledgements would fill the memory while this host's disk is slow.
+#[test]
+fn a_source_that_leaves_its_window_is_cut_off() {
+    let mut replica = started(Warm::Full, CopyPurpose::Join, LEADER);
+    let mut chunk = ChunkWriter::new();
+    chunk.push(PageNo(3), &[1; PAGE_BYTES]);
+    let chunk = chunk.finish();
+    let cuts = |replica: &Replica| {
+        let is_cut = |a: &&Action| matches!(a, Action::CutLink { peer: LEADER, .. });
+        replica.cx.out.iter().filter(is_cut).count()
+    };
+    let written = |replica: &Replica| {
+        let writes = |a: &&Action| matches!(a, Action::WriteChunks { .. });
+        replica.cx.out.iter().filter(writes).count() as u32
+    };
+    for seq in 0..UNDER_WAY_MAX {
+        replica.on_copy(LEADER, 7, seq, chunk.clone());
+    }
+    assert_eq!((written(&replica), cuts(&replica)), (UNDER_WAY_MAX, 0));
+    replica.on_copy(LEADER, 7, UNDER_WAY_MAX, chunk.clone());
+    replica.on_compare(LEADER, 7, (0, 1), [0; 32]);
+    assert_eq!((written(&replica), cuts(&replica)), (UNDER_WAY_MAX, 2));
+    // One is written: there is room for one.
+    replica.target_written(7, 1);
+    replica.on_copy(LEADER, 7, UNDER_WAY_MAX, chunk);
+    assert_eq!((written(&replica), cuts(&replica)), (UNDER_WAY_MAX + 1, 2));
+    replica.on_copy(LEADER, 7, UNDER_WAY_MAX + 1, vec![7; 9]);
+    for pages in [(0, 17), (u32::MAX, 2), (0, 0)] {
+        replica.on_compare(LEADER, 7, pages, [0; 32]);
+    }
+    assert_eq!(cuts(&replica), 6);
 }

@@ -65,9 +65,12 @@ impl Exchange {
             total,
             digests,
         });
-        let fits = first as usize == theirs.digests.len() && total == theirs.total;
+        let follows = first as usize == theirs.digests.len() && total == theirs.total;
+        let before = theirs.digests.len();
         theirs.digests.extend(Digest::of_bytes(part));
-        fits
+        let after = theirs.digests.len();
+        // A part without anything would put off the end of a sync for ever.
+        follows && after <= total as usize && (after > before || total == 0)
     }
 }
 
@@ -119,7 +122,12 @@ impl Leader {
         let Some(LeadSync { run, .. }) = self.running_with(from, number) else {
             return;
         };
-        let Some(set) = runs.to_set(pages) else {
+        let set = runs.to_set(pages).filter(|_| total <= pages);
+        let Some(set) = set else {
+            cx.cut_link(
+                from,
+                "a list of dirty pages outside the guest, or of too many hashes",
+            );
             return self.abort_sync(cx, "the secondary's dirty pages lie outside the guest");
         };
         run.last_progress = now;

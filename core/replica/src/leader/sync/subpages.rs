@@ -120,6 +120,7 @@ impl Leader {
             ..
         } = narrowing;
         let fits = theirs.is_none()
+            && !part.is_empty()
             && first as usize == said.len()
             && said.len() + part.len() <= total as usize
             && total as usize <= HashHistory::bytes_max(pages.len());

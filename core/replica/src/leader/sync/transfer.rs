@@ -201,17 +201,17 @@ impl Leader {
         let Some(LeadSync { run, stage }) = self.running_with(from, number) else {
             return;
         };
-        run.last_progress = now;
-        match stage {
-            Stage::Transferring(_, transfer) => {
-                transfer.acked = chunks.min(transfer.sent);
-                self.pump_transfer(cx);
-            }
-            Stage::Sending(_, sending) => {
-                sending.acked = chunks.min(sending.sent);
-                self.pump_checkpoint(cx);
-            }
-            _ => {}
+        let (acked, sent) = match stage {
+            Stage::Transferring(_, transfer) => (&mut transfer.acked, transfer.sent),
+            Stage::Sending(_, sending) => (&mut sending.acked, sending.sent),
+            _ => return,
+        };
+        // Only what is news puts off the end of a sync that does not get on.
+        if chunks.min(sent) > *acked {
+            *acked = chunks.min(sent);
+            run.last_progress = now;
+            self.pump_transfer(cx);
+            self.pump_checkpoint(cx);
         }
     }
 
@@ -232,8 +232,15 @@ impl Leader {
         else {
             return;
         };
+        if std::mem::replace(&mut run.fetched, true) {
+            return cx.cut_link(
+                from,
+                "two lists of pages that its device reset wrote, in one syncvm",
+            );
+        }
         run.last_progress = now;
         let Some(set) = runs.to_set(pages) else {
+            cx.cut_link(from, "a list of pages outside the guest, to fetch");
             return self.abort_sync(cx, "the secondary fetched pages outside the guest");
         };
         let list: Vec<PageNo> = set.iter().collect();

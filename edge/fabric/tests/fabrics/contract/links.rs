@@ -60,6 +60,32 @@ pub fn a_restarted_peer_goes_down_and_up<M: Maker>(maker: M) {
     }
 }
 
+/// A caller that finds out that a peer sends nonsense cuts its link, from either end. It is no ban.
+pub fn a_peer_that_is_cut_comes_back_after_a_while<M: Maker>(maker: M) {
+    let mut group = Group::new(maker);
+    for (cuts, other) in [(R[0], R[2]), (R[2], R[0])] {
+        group.fabric(cuts).cut(ReplicaId(9), "nobody");
+        group.fabric(cuts).cut(other, "nonsense");
+        group.fabric(cuts).cut(other, "again");
+        let write = group.fabric(cuts).write(other, Lane::Log, b"x");
+        assert_eq!(write, Err(WriteError::Down(other)));
+        for (here, there) in [(cuts, other), (other, cuts)] {
+            group.wait("the link is down", |g| {
+                g.node_ref(here).saw(&FabricEvent::Down(there))
+            });
+        }
+        assert_eq!(group.fabric(cuts).stats().damaged, 1);
+        for (here, there) in [(cuts, other), (other, cuts)] {
+            group.wait("and up again", |g| {
+                g.node_ref(here).saw(&FabricEvent::Up(there))
+            });
+        }
+        group.forget();
+    }
+    let records = (0..20).map(|n| record(n, 500)).collect();
+    group.exchange(vec![Stream::new(R[0], R[2], Lane::Log, records)]);
+}
+
 /// Records in flight to a replica that is restarted never reach its next run, and what it wrote
 /// before never comes after its `Down`.
 pub fn nothing_crosses_sessions<M: Maker>(maker: M) {

@@ -68,6 +68,7 @@ macro_rules! fabric_contract {
                 too_large_is_refused_and_the_largest_is_not
                 nobody_there_is_down
                 a_restarted_peer_goes_down_and_up
+                a_peer_that_is_cut_comes_back_after_a_while
                 nothing_crosses_sessions
                 other_rings_are_refused
                 a_replica_that_is_no_member_is_refused

@@ -8,6 +8,7 @@ pub mod healthy_leader_stays;
 pub mod held_by_a_quorum;
 pub mod lease_exclusive;
 pub mod logs_agree;
+pub mod nobody_is_refused;
 pub mod nothing_spins;
 pub mod one_leader_a_view;
 pub mod progress_after_healing;

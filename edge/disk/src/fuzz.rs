@@ -1,0 +1,71 @@
+//! Entry points for fuzzing (`proof/fuzz`): the decoders of bytes from outside that are private to this crate.
+
+use crate::DiskSpec;
+use crate::image::Image;
+use crate::journal;
+use crate::nbd::{self, Backing};
+use plover_types::DISK_BLOCK_BYTES;
+use std::io::{self, Cursor, Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+const BLOCKS: u32 = 4;
+
+/// A client that says what it is told to, and does not listen.
+struct Script<'a>(Cursor<&'a [u8]>);
+
+impl Read for Script<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.0.read(to)
+    }
+}
+
+impl Write for Script<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Plain(Image);
+
+impl Backing for Plain {
+    fn image(&self) -> &Image {
+        &self.0
+    }
+
+    fn before_read(&self) {}
+
+    fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        change()
+    }
+
+    fn changed(&self) {}
+
+    fn busy(&self, _: bool) {}
+
+    fn failed(&self, what: &str, error: &io::Error) {
+        panic!("{what}: {error}");
+    }
+}
+
+/// All that a QEMU says to its disk, an image in `folder`: the handshake, and what follows.
+pub fn nbd(folder: &Path, bytes: &[u8]) {
+    let spec = DiskSpec {
+        path: folder.join("image"),
+        read_only: false,
+        bytes: Some(u64::from(BLOCKS) * DISK_BLOCK_BYTES as u64),
+        delay: Duration::ZERO,
+    };
+    // The guest has written anything there.
+    let image = Image::open(&spec, true).expect("an image");
+    let _ = nbd::serve(&mut Script(Cursor::new(bytes)), &Plain(image));
+}
+
+/// A journal of the disks, in `folder`: the fields of a slot, then blocks.
+pub fn journal(folder: &Path, bytes: &[u8]) {
+    journal::fuzz::journal(folder, BLOCKS, bytes);
+}
