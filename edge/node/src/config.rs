@@ -183,7 +183,7 @@ pub struct GuestConfig {
     /// Virtual processors, 1 to 255.
     #[serde(default = "default_vcpus")]
     pub vcpus: u32,
-    /// How the processors are arranged (`guest.topology`); their number must be `vcpus`. Without it QEMU decides.
+    /// `[guest.topology]`: sockets, dies, cores and threads. Without it QEMU arranges the processors.
     #[serde(default)]
     pub topology: Option<Topology>,
     /// The processor, by QEMU's name for the model, such as `Haswell` (default: the host's own under KVM, all that QEMU can

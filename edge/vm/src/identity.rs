@@ -14,11 +14,11 @@ pub enum ClockBase {
     /// UTC, as Linux has it.
     #[default]
     Utc,
-    /// The local time of the host that boots the guest, as Windows has it. All hosts need the same time zone.
+    /// The local time of the host that boots the guest, as Windows has it. All hosts need the same `/etc/localtime`, a link into `/usr`.
     Localtime,
 }
 
-/// How the virtual processors are arranged: their number is the product.
+/// How the virtual processors are arranged. The product of these numbers must be `guest.vcpus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {

@@ -95,10 +95,21 @@ impl Said {
 
     fn blocks(&self, without: &[String]) -> Option<&str> {
         match &self.refused {
-            Some((kind, true)) if !without.contains(kind) => Some(kind),
+            Some((kind, true)) if !is_accepted(kind, without) => Some(kind),
             _ => None,
         }
     }
+}
+
+/// Whether the operator accepts the loss of `kind`, or of all that is around it.
+fn is_accepted(kind: &str, without: &[String]) -> bool {
+    without.iter().any(|above| is_below(kind, above))
+}
+
+/// Whether `kind` is `above`, or, for nodes that no rule knows, a path into it.
+pub fn is_below(kind: &str, above: &str) -> bool {
+    let rest = kind.strip_prefix(above);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
 }
 
 /// The guest finds it as it was.
@@ -193,7 +204,7 @@ impl<'o> Account<'o> {
     pub fn blocking(&self) -> Vec<&str> {
         let mut kinds = Vec::new();
         for kind in self.all().filter_map(|said| said.blocks(self.without)) {
-            if !kinds.contains(&kind) {
+            if !kinds.iter().any(|above| is_below(kind, above)) {
                 kinds.push(kind);
             }
         }
@@ -234,7 +245,7 @@ impl<'o> Account<'o> {
                 "verdict": said.verdict.name(),
                 "kind": kind,
                 "missed": said.refused.as_ref().is_some_and(|(_, missed)| *missed),
-                "accepted": kind.is_some_and(|kind| self.without.contains(kind)),
+                "accepted": kind.is_some_and(|kind| is_accepted(kind, self.without)),
                 "why": said.why,
                 "sets": sets.collect::<Vec<_>>(),
             })
@@ -326,7 +337,7 @@ impl Account<'_> {
         }
         why += &said.why;
         if let Some((kind, missed)) = &said.refused {
-            why += &match (missed, self.without.contains(kind)) {
+            why += &match (missed, is_accepted(kind, self.without)) {
                 (_, true) => format!(" [{kind}: accepted]"),
                 (true, false) => format!(" [--without {kind}]"),
                 (false, false) => " [not missed]".into(),

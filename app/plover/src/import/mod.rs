@@ -183,15 +183,20 @@ fn write(
         .with_context(|| format!("cannot create {}", options.group.to.display()))?;
     write_all_new(&others)?;
     let others: Vec<_> = others.into_iter().map(|(file, _)| file).collect();
-    let undo = |_: &anyhow::Error| {
-        others
-            .iter()
-            .for_each(|file| drop(std::fs::remove_file(file)))
+    // The hook comes first, since it fails unless we are root. It goes again if the rest fails.
+    let hook = match options.hook {
+        true => hook::install(&script, &group.name).map(Some),
+        false => Ok(None),
     };
-    let files = group.write().inspect_err(undo)?;
+    let all = hook.and_then(|hook| Ok((group.write()?, hook)));
+    let (files, hook) = all.inspect_err(|_| {
+        for file in &others {
+            let _ = std::fs::remove_file(file);
+        }
+        let _ = options.hook.then(|| hook::remove(&group.name));
+    })?;
     let mut done = String::new();
-    if options.hook {
-        let place = hook::install(&script, &group.name)?;
+    if let Some(place) = hook {
         let _ = writeln!(
             done,
             "the hook {} keeps libvirt from starting the original from now on, also after a crash of it. If it is the first \

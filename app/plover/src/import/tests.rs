@@ -115,11 +115,9 @@ fn a_node_that_no_rule_knows_is_refused() {
         for kind in [
             "features/acpi@quirk",
             "features/ras",
-            "features/ras@state",
             "devices/disk/driver@frobnicate",
             "warp",
             "devices/lease",
-            "devices/lease/key",
         ] {
             assert!(
                 account.blocking().contains(&kind),

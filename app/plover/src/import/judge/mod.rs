@@ -8,7 +8,7 @@ mod devices;
 mod disks;
 mod nics;
 
-use super::account::{Said, changed, ignored, kept, name_of, not_missed, refused};
+use super::account::{Said, changed, ignored, is_below, kept, name_of, not_missed, refused};
 use super::domain::{Domain, find, text};
 use roxmltree::Node;
 
@@ -25,8 +25,7 @@ struct At<'p, 'n> {
 impl At<'_, '_> {
     /// Whether it is this element, an attribute of it, or inside of it.
     fn is_in(&self, path: &str) -> bool {
-        let rest = self.path.strip_prefix(path);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
+        is_below(self.path, path)
     }
 }
 
@@ -87,8 +86,9 @@ pub fn notes(domain: &Domain<'_>) -> Vec<Said> {
         ));
     }
     notes.extend(cpu::usual_topology(domain));
-    if find(domain.root, "os/type").is_none() {
-        notes.push(kept("").sets("machine", "pc"));
+    let kind = find(domain.root, "os/type");
+    if kind.and_then(|kind| kind.attribute("machine")).is_none() {
+        notes.push(kept("libvirt's usual machine").sets("machine", "pc"));
     }
     let firmware = if domain.uefi { "uefi" } else { "bios" };
     notes.push(kept("").sets("firmware", firmware));

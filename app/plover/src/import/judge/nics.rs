@@ -12,7 +12,7 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
         return Some(match domain.nic {
             Some(_) => refused(
                 "nic",
-                "a guest has one network card: put its networks behind the first one, as VLANs that it tags itself, or wait",
+                "a guest has one network card: bring its other networks to that one, as VLANs",
             ),
             None => refused(
                 "nic",
@@ -51,9 +51,9 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
             "mtu",
             format!("the card does not tell the guest an MTU of {size}: it begins with 1500"),
         ),
-        ("/vlan@trunk", "yes") => {
-            changed("the guest tags its frames, which only a sync releases (docs/limits.md)")
-        }
+        ("/vlan@trunk", "yes") => changed(
+            "the guest tags its frames, which leave on a match of whole frames or on a sync only (docs/limits.md)",
+        ),
         ("/vlan@trunk", _) => kept(""),
         ("/vlan/tag", _) => kept("the TAP gets this VLAN on each host, by hand"),
         ("/vlan/tag@id", _) => kept("the TAP gets this VLAN on each host, by hand"),
