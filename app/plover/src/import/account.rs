@@ -202,7 +202,7 @@ impl<'o> Account<'o> {
 
     /// The losses that nobody has accepted, by what `--without` calls them. If there is one, nothing is written.
     pub fn blocking(&self) -> Vec<&str> {
-        let mut kinds = Vec::new();
+        let mut kinds: Vec<&str> = Vec::new();
         for kind in self.all().filter_map(|said| said.blocks(self.without)) {
             if !kinds.iter().any(|above| is_below(kind, above)) {
                 kinds.push(kind);
