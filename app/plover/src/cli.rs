@@ -4,6 +4,8 @@
 mod lab;
 
 use crate::bench::ConsensusOptions;
+use crate::export::ExportOptions;
+use crate::import::ImportOptions;
 use crate::init::InitOptions;
 use crate::key::KeyCommand;
 use crate::log::LogCommand;
@@ -39,6 +41,26 @@ pub enum Command {
     /// Asks for what is missing, on a terminal. Example:
     /// plover init --name shop --hosts 192.0.2.10,192.0.2.11,192.0.2.12 --disk /var/lib/plover/shop.raw --disk-mib 20480
     Init(Box<InitOptions>),
+    /// Write the configurations of a group for a guest that libvirt has, with an account of each element of its XML.
+    ///
+    /// The account says of each element and attribute whether it is kept, changed, ignored by the guest, or refused, and
+    /// why. If the guest would miss something that is refused, nothing is written and the exit code is 2, unless --without
+    /// accepts the loss. The original, the account and a hook for libvirt are written beside the configurations. The domain
+    /// itself and its disks are not touched: the steps that are printed do that.
+    #[command(
+        after_help = "Example:\n  plover import --domain shop-db --account\n  plover import shop-db.xml --hosts \
+                      192.0.2.10,192.0.2.11,192.0.2.12 --uplink eth0 --without graphics --without rng"
+    )]
+    Import(Box<ImportOptions>),
+    /// Give a guest back to libvirt that was imported: with the disks of this host, which leads.
+    ///
+    /// The guest must be off. Removes the hook of this host, and prints the original XML with the present paths of the
+    /// disks, or defines it.
+    #[command(
+        after_help = "Example:\n  plover export --config /etc/plover/shop-db.toml > shop-db.xml\n  plover export --config \
+                      /etc/plover/shop-db.toml --define"
+    )]
+    Export(ExportOptions),
     /// Look whether this host has what its replica needs; changes nothing.
     ///
     /// Exits with 0 if it has, with 2 if something is missing. Example:

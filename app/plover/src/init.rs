@@ -1,31 +1,22 @@
 //! `plover init`: writes the configurations of a new group.
 
+pub mod group;
+
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use plover_fabric::keys::make_all;
-use plover_node::ReplicaConfig;
+use group::{Group, GroupOptions, bytes_of};
 use plover_types::Mac;
-use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufRead, IsTerminal, Read, Write as _};
-use std::net::{IpAddr, SocketAddr};
+use std::io::{BufRead, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The contents of the configurations. On a terminal, a missing option without a default is asked for.
 #[derive(Debug, Args)]
 pub struct InitOptions {
-    /// The group's name, such as the guest's.
-    #[arg(long)]
-    name: Option<String>,
-    /// The hosts' addresses on the network between the replicas; the first one boots the guest. Three, or two without a
-    /// witness.
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
-    hosts: Vec<IpAddr>,
-    /// The port on which replicas listen for each other.
-    #[arg(long, default_value_t = 7700)]
-    port: u16,
+    #[command(flatten)]
+    group: GroupOptions,
     /// Each host's copy of the guest's disk: a raw image or a block device.
     #[arg(long, value_name = "FILE")]
     disk: Option<PathBuf>,
@@ -44,277 +35,79 @@ pub struct InitOptions {
     /// The guest's MAC address, if it has one already. If not, a random one is made.
     #[arg(long)]
     mac: Option<Mac>,
-    /// The TAP device that leads to the clients.
-    #[arg(long, default_value = "guest0")]
-    tap: String,
-    /// The hosts' device towards the clients, such as eth0. A leader that loses it hands the guest over.
-    #[arg(long, value_name = "DEVICE")]
-    uplink: Option<String>,
-    /// Make no keys: the links between the hosts are neither encrypted nor authenticated.
-    #[arg(long)]
-    plaintext: bool,
-    /// The directory for the configurations and the keys.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    to: PathBuf,
-}
-
-/// The answers.
-struct Group {
-    name: String,
-    hosts: Vec<IpAddr>,
-    disk: PathBuf,
-    disk_mib: u64,
-    mac: Mac,
-}
-
-/// The files of a group.
-struct Files {
-    /// The configuration of each host.
-    configs: Vec<PathBuf>,
-    /// The private key of each host; none if links are plain.
-    keys: Vec<PathBuf>,
-    /// The public keys of all.
-    trusted: PathBuf,
 }
 
 /// Writes the files of each host, and says what to do with them.
 pub fn run(options: &InitOptions) -> Result<ExitCode> {
-    let group = Group::of(options)?;
-    let of = |ending: &str| -> Vec<PathBuf> {
-        let name = |me| format!("{}-{me}.{ending}", group.name);
-        (0..group.hosts.len())
-            .map(|me| options.to.join(name(me)))
-            .collect()
-    };
-    let files = Files {
-        configs: of("toml"),
-        keys: if options.plaintext {
-            Vec::new()
-        } else {
-            of("key")
-        },
-        trusted: options.to.join(format!("{}.trust", group.name)),
-    };
-    std::fs::create_dir_all(&options.to)
-        .with_context(|| format!("cannot create {}", options.to.display()))?;
-    write_configurations(options, &group, &files.configs)?;
-    if !options.plaintext {
-        if let Err(error) = make_all(&files.keys, &files.trusted) {
-            for made in &files.configs {
-                let _ = std::fs::remove_file(made);
-            }
-            return Err(error.into());
-        }
-    }
-    output::print(group.next_steps(options, &files))?;
+    let (group, disk) = group_of(options)?;
+    let files = group.write()?;
+    let (disk, host) = (disk.display(), group.hosts[0]);
+    let place = format!(
+        "on {host} alone, put the guest's image at {disk}; the others get its content:\n     \
+         install -o plover IMAGE {disk}\n"
+    );
+    let bridge = options.group.bridge.as_deref().unwrap_or("br0");
+    output::print(group.next_steps(&files, &[], &group.connect(bridge), &place))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// All of them, or none.
-fn write_configurations(options: &InitOptions, group: &Group, files: &[PathBuf]) -> Result<()> {
-    for (me, file) in files.iter().enumerate() {
-        let written = write_new(file, &group.configuration(options, me)).and_then(|()| {
-            let checked = ReplicaConfig::load(file).map(drop);
-            checked.inspect_err(|_| drop(std::fs::remove_file(file)))?;
-            Ok(())
-        });
-        if let Err(error) = written {
-            for made in &files[..me] {
-                let _ = std::fs::remove_file(made);
-            }
-            return Err(error);
+/// The group, and the guest's disk.
+fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
+    let name = options.group.name(None)?;
+    let hosts = options.group.hosts()?;
+    let disk = match &options.disk {
+        Some(disk) => disk.clone(),
+        None => {
+            let usual = format!("/var/lib/plover/{name}.raw");
+            ask("The guest's disk", "--disk", Some(&usual))?.into()
         }
-    }
-    Ok(())
-}
-
-/// Writes a file that must not exist yet.
-fn write_new(file: &Path, text: &str) -> Result<()> {
-    let made = File::create_new(file).with_context(|| {
-        format!(
-            "cannot write {}: choose another --to or --name, or remove it",
-            file.display()
-        )
-    });
-    Ok(made?.write_all(text.as_bytes())?)
-}
-
-impl Group {
-    fn of(options: &InitOptions) -> Result<Self> {
-        let name = match &options.name {
-            Some(name) => name.clone(),
-            None => ask("The group's name", "--name", Some("guest"))?,
-        };
-        let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        ensure!(
-            !name.is_empty() && name.chars().all(fits),
-            "the name \"{name}\" is part of file names: use letters, digits, - and _"
-        );
-        let mut hosts = options.hosts.clone();
-        if hosts.is_empty() {
-            for place in ["first", "second", "third"] {
-                let question = format!("Address of the {place} host");
-                let address = ask(&question, "--hosts A,B,C", None)?;
-                let address = address.parse();
-                hosts.push(address.context("an address looks like 192.0.2.10")?);
-            }
-        }
-        ensure!(
-            matches!(hosts.len(), 2 | 3),
-            "{} host(s) named with --hosts: a group has three, or two without a witness",
-            hosts.len()
-        );
-        let disk = match &options.disk {
-            Some(disk) => disk.clone(),
-            None => {
-                let usual = format!("/var/lib/plover/{name}.raw");
-                ask("The guest's disk", "--disk", Some(&usual))?.into()
-            }
-        };
-        ensure!(
-            disk.is_absolute(),
-            "the disk {} needs a path from / on, which is the same on all hosts",
+    };
+    ensure!(
+        disk.is_absolute(),
+        "the disk {} needs a path from / on, which is the same on all hosts",
+        disk.display()
+    );
+    let disk_mib = match (options.disk_mib, size_mib(&disk)?) {
+        (Some(said), Some(found)) if said != found => bail!(
+            "{} has {found} MiB here, and --disk-mib says {said}",
             disk.display()
-        );
-        let disk_mib = match (options.disk_mib, size_mib(&disk)?) {
-            (Some(said), Some(found)) if said != found => bail!(
-                "{} has {found} MiB here, and --disk-mib says {said}",
-                disk.display()
-            ),
-            (said, found) => match said.or(found) {
-                Some(mib) => mib,
-                None => ask("Its size in MiB", "--disk-mib", None)?
-                    .parse()
-                    .context("a size in MiB is a number")?,
-            },
-        };
-        let mac = match options.mac {
-            Some(mac) => mac,
-            None => random_mac()?,
-        };
-        Ok(Self {
-            name,
-            hosts,
-            disk,
-            disk_mib,
-            mac,
-        })
-    }
-
-    /// The configuration of replica `me`.
-    fn configuration(&self, options: &InitOptions, me: usize) -> String {
-        let quoted = |text: &str| toml::Value::from(text).to_string();
-        let path = |path: &Path| quoted(&path.to_string_lossy());
-        let mut text = format!(
-            "# Replica {me} of the group {}. The other hosts' files differ in group.me alone.\n\
-             # Every key: docs/keys.md.\n\n[group]\nname = {}\nme = {me}\nreplica = [\n",
-            self.name,
-            quoted(&self.name)
-        );
-        for (id, host) in self.hosts.iter().enumerate() {
-            let address = SocketAddr::new(*host, options.port);
-            let _ = writeln!(text, "    {{ id = {id}, address = \"{address}\" }},");
-        }
-        text += "]\n";
-        if options.plaintext {
-            text += "plaintext = true                        # anybody on this network reads and changes everything\n";
-        } else {
-            for (key, ending) in [("key_file", "key"), ("trust_file", "trust")] {
-                let file = format!("/etc/plover/{}.{ending}", self.name);
-                let _ = writeln!(text, "{key} = {}", quoted(&file));
-            }
-        }
-        let firmware = if options.uefi { "uefi" } else { "bios" };
-        let _ = write!(
-            text,
-            "\n[guest]\nmachine = \"q35\"\nfirmware = \"{firmware}\"\nvcpus = {}\nmem_mib = {}\n\
-             mac = \"{}\"             # on no other machine of its network\n\n\
-             [[disk]]\npath = {}\nsize_mib = {}\n\n[net]\ntap = {}\n",
-            options.vcpus,
-            options.mem_mib,
-            self.mac,
-            path(&self.disk),
-            self.disk_mib,
-            quoted(&options.tap),
-        );
-        if let Some(uplink) = &options.uplink {
-            let _ = writeln!(text, "uplink = {}", quoted(uplink));
-        }
-        if self.hosts.len() == 2 {
-            // The default policy needs a majority.
-            text += "\n[policy]\nname = \"colo\"\n";
-        }
-        let _ = write!(
-            text,
-            "\n[paths]\nstate_dir = {}\nrun_dir = {}\n",
-            quoted(&format!("/var/lib/plover/{}", self.name)),
-            quoted(&format!("/run/plover/{}", self.name)),
-        );
-        text
-    }
-
-    fn next_steps(&self, options: &InitOptions, files: &Files) -> String {
-        let target = format!("/etc/plover/{}.toml", self.name);
-        let Files {
-            configs,
-            keys,
-            trusted,
-        } = files;
-        let mut text = String::from("written:\n");
-        for (file, host) in configs.iter().chain(keys).zip(self.hosts.iter().cycle()) {
-            let _ = writeln!(text, "  {}, for {host}", file.display());
-        }
-        if !keys.is_empty() {
-            let _ = writeln!(text, "  {}, for all", trusted.display());
-        }
-        text += "\nnext, as root:\n1. copy each file to its host:\n";
-        let mut copy = |file: &Path, host: &IpAddr, to: &str| {
-            let _ = writeln!(
-                text,
-                "     scp -p {} root@{host}:/etc/plover/{to}",
-                file.display()
-            );
-        };
-        for (me, host) in self.hosts.iter().enumerate() {
-            copy(&configs[me], host, &format!("{}.toml", self.name));
-            if let Some(key) = keys.get(me) {
-                copy(key, host, &format!("{}.key", self.name));
-                copy(trusted, host, &format!("{}.trust", self.name));
-            }
-        }
-        if !keys.is_empty() {
-            text += "   and remove the .key files here: each is a host's secret\n";
-        }
-        let (disk, hosts) = (self.disk.display(), &self.hosts);
-        let tap = &options.tap;
-        let _ = write!(
-            text,
-            "2. on each host, make the TAP device and connect it to the clients' bridge:\n     \
-             ip tuntap add {tap} mode tap user plover && ip link set {tap} master br0 up\n\
-             3. on {} alone, put the guest's image at {disk}; the others get its content:\n     \
-             install -o plover IMAGE {disk}\n\
-             4. on each host, look as the service's user whether something is missing:\n     \
-             runuser -u plover -- plover check --config {target}\n\
-             5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
-             or, without the Debian package:\n     plover replica --config {target}\n",
-            hosts[0], self.name,
-        );
-        text
-    }
+        ),
+        (said, found) => match said.or(found) {
+            Some(mib) => mib,
+            None => ask("Its size in MiB", "--disk-mib", None)?
+                .parse()
+                .context("a size in MiB is a number")?,
+        },
+    };
+    let mac = match options.mac {
+        Some(mac) => mac,
+        None => random_mac()?,
+    };
+    let mut group = Group::new(&options.group, name, hosts);
+    let firmware = if options.uefi { "uefi" } else { "bios" };
+    let key = |key: &str, value: toml::Value| (key.to_owned(), value);
+    let size = i64::try_from(disk_mib).context("a disk has at most 8 TiB")?;
+    group.guest = vec![
+        key("machine", "q35".into()),
+        key("firmware", firmware.into()),
+        key("vcpus", options.vcpus.into()),
+        key("mem_mib", options.mem_mib.into()),
+        key("mac", mac.to_string().into()),
+    ];
+    group.disks = vec![vec![
+        key("path", disk.to_string_lossy().as_ref().into()),
+        key("size_mib", size.into()),
+    ]];
+    Ok((group, disk))
 }
 
-/// The size of an image on this host, if it is there.
+/// The size of an image on this host in whole MiB, if it is there.
 fn size_mib(disk: &Path) -> Result<Option<u64>> {
-    use std::io::{Seek, SeekFrom};
-    let Ok(mut file) = File::open(disk) else {
+    let Some(bytes) = bytes_of(disk)? else {
         return Ok(None);
     };
-    // Of a block device, the end tells its size.
-    let bytes = file
-        .seek(SeekFrom::End(0))
-        .with_context(|| format!("cannot ask for the size of {}", disk.display()))?;
     ensure!(
-        bytes > 0 && bytes % (1 << 20) == 0,
+        bytes % (1 << 20) == 0,
         "{} has {bytes} bytes, which are no whole MiB: `truncate -s %1M {}` fills the last one up",
         disk.display(),
         disk.display()
@@ -323,7 +116,7 @@ fn size_mib(disk: &Path) -> Result<Option<u64>> {
 }
 
 /// An address of the range that QEMU uses.
-fn random_mac() -> Result<Mac> {
+pub fn random_mac() -> Result<Mac> {
     let mut low = [0; 3];
     File::open("/dev/urandom")?.read_exact(&mut low)?;
     Ok(Mac([0x52, 0x54, 0x00, low[0], low[1], low[2]]))
@@ -351,6 +144,7 @@ mod tests {
     use super::*;
     use clap::Parser;
     use plover_fabric::Keys;
+    use plover_node::ReplicaConfig;
     use plover_types::ReplicaId;
 
     #[derive(Parser)]
@@ -452,7 +246,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let refused = |words: &[&str]| format!("{:#}", Group::of(&options(words)).err().unwrap());
+        let refused = |words: &[&str]| format!("{:#}", group_of(&options(words)).err().unwrap());
         assert!(refused(&["--name", "a/b"]).contains("letters"));
         assert!(refused(&["--name", "a", "--hosts", "192.0.2.1"]).contains("1 host(s)"));
         let relative = ["--name", "a", "--hosts", HOSTS, "--disk", "disk.raw"];

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  plover init                      the configurations of a new group
+//!  plover import DOMAIN.XML         the same for a guest that libvirt has; plover export gives it back
 //!  plover check --config FILE       whether a host has what its replica needs
 //!  plover key                       the keys by which replicas know each other
 //!  plover replica --config FILE     one replica, until SIGTERM
@@ -18,7 +19,7 @@
 //!  plover lab …                     three replicas on one machine, to try and to break
 //! ```
 //!
-//! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do),
+//! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do) or an import would lose something,
 //! 130 interrupted. `plover lab exec` exits with the code of what it ran.
 
 mod at;
@@ -26,7 +27,9 @@ mod bench;
 mod check;
 mod cli;
 mod dash;
+mod export;
 mod http;
+mod import;
 mod init;
 mod key;
 #[cfg(feature = "lab")]
@@ -78,6 +81,8 @@ fn main() -> ExitCode {
 fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         cli::Command::Init(options) => init::run(&options),
+        cli::Command::Import(options) => import::run(&options),
+        cli::Command::Export(options) => export::run(&options),
         cli::Command::Check { config } => check::run(&config),
         cli::Command::Key { command } => key::run(command),
         cli::Command::Replica { config, log } => replica::run(&config, log),

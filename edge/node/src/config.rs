@@ -10,7 +10,10 @@ use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, GroupRecord, Warm};
 use plover_types::{Mac, Micros, PageLayout, ReplicaId, ReplicaSet};
-use plover_vm::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
+use plover_vm::{
+    Accel, AtEnd, Boot, ClockBase, DiskBus, DiskDevice, Ends, Firmware, Identity, Machine,
+    QemuConfig, SystemWords, Topology,
+};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -170,12 +173,27 @@ pub struct GuestConfig {
     /// QEMU's machine type.
     #[serde(default)]
     pub machine: Machine,
+    /// QEMU's versioned name of the machine type, such as `pc-q35-7.2` (default: the newest that the installed QEMU has).
+    /// Every host's QEMU must have it.
+    #[serde(default)]
+    pub machine_type: Option<String>,
     /// The accelerator, which executes the guest's instructions.
     #[serde(default)]
     pub accel: Accel,
     /// Virtual processors, 1 to 255.
     #[serde(default = "default_vcpus")]
     pub vcpus: u32,
+    /// `[guest.topology]`: sockets, dies, cores and threads. Without it QEMU arranges the processors.
+    #[serde(default)]
+    pub topology: Option<Topology>,
+    /// The processor, by QEMU's name for the model, such as `Haswell` (default: the host's own under KVM, all that QEMU can
+    /// translate under TCG). Under KVM a host that lacks one of its features does not start the guest, so a model that all
+    /// hosts have makes hosts of different processors fit together.
+    #[serde(default)]
+    pub cpu: Option<String>,
+    /// Features that the processor has beside those of the model, or lacks: `+` or `-` and QEMU's name, such as `"-svm"`.
+    #[serde(default)]
+    pub cpu_features: Vec<String>,
     /// RAM in MiB, from 16.
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
@@ -194,6 +212,15 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's MAC address, which no other machine of its network may have.
     pub mac: Mac,
+    /// The machine's UUID, which the guest reads in its SMBIOS (default: zeros).
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// The base of the guest's real-time clock.
+    #[serde(default)]
+    pub clock: ClockBase,
+    /// `[guest.system]`: names and numbers in the guest's SMBIOS.
+    #[serde(default)]
+    pub system: SystemWords,
     /// What becomes of a guest that reboots (default `"restart"`). With `"destroy"` it is off until
     /// `plover start`.
     #[serde(default)]
@@ -230,6 +257,9 @@ pub struct DiskConfig {
     /// The bus on which the guest sees the disk.
     #[serde(default)]
     pub bus: DiskBus,
+    /// The serial number that the guest reads, up to 20 characters (default: `plover-N`, N from 0).
+    #[serde(default)]
+    pub serial: Option<String>,
     /// The guest cannot write the disk. It is then not copied between replicas: put the same file on each host.
     #[serde(default)]
     pub readonly: bool,
@@ -321,11 +351,26 @@ impl GroupConfig {
     }
 }
 
+impl GuestConfig {
+    fn identity(&self) -> Identity {
+        Identity {
+            machine_type: self.machine_type.clone(),
+            cpu: self.cpu.clone(),
+            cpu_features: self.cpu_features.clone(),
+            topology: self.topology,
+            uuid: self.uuid.clone(),
+            clock: self.clock,
+            system: self.system.clone(),
+        }
+    }
+}
+
 impl DiskConfig {
     fn device(&self) -> DiskDevice {
         DiskDevice {
             bus: self.bus,
             read_only: self.readonly,
+            serial: self.serial.clone(),
         }
     }
 
@@ -382,6 +427,7 @@ impl ReplicaConfig {
         let mut config = QemuConfig::new(boot, guest.mac);
         config.qemu.clone_from(&guest.qemu);
         config.machine = guest.machine;
+        config.identity = guest.identity();
         config.firmware = guest.firmware;
         config.accel = guest.accel;
         config.vcpus = guest.vcpus;

@@ -3,7 +3,7 @@
 use crate::config::{DiskConfig, ReplicaConfig};
 use plover_disk::import::{Format, Source};
 use plover_disk::{DiskError, DiskSpec};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The name of the disks' journal in the state directory.
@@ -12,18 +12,30 @@ pub(crate) const JOURNAL: &str = "disks";
 /// The disks as raw images. An image whose name says another format is imported first, unless that was
 /// done before.
 pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError> {
-    let state = &config.paths.state_dir;
-    let used_before = state.join(JOURNAL).exists();
-    let numbered = config.disk.iter().enumerate();
-    numbered
-        .map(|(i, disk)| {
-            let raw = disk.raw.clone();
-            let raw = raw.unwrap_or_else(|| state.join(format!("disk-{i}.raw")));
+    let used_before = config.paths.state_dir.join(JOURNAL).exists();
+    let raws = config.raw_disks().into_iter();
+    let disks = config.disk.iter().zip(raws);
+    disks
+        .map(|(disk, raw)| {
             let mut spec = raw_of(disk, &raw, used_before)?;
             spec.delay = Duration::from_micros(config.debug.disk_delay_us);
             Ok(spec)
         })
         .collect()
+}
+
+impl ReplicaConfig {
+    /// This replica's images of the guest's disks: where they are, or will be.
+    pub fn raw_disks(&self) -> Vec<PathBuf> {
+        let disks = self.disk.iter().enumerate();
+        disks
+            .map(|(i, disk)| match (Format::of_name(&disk.path), &disk.raw) {
+                (None, _) => disk.path.clone(),
+                (Some(_), Some(raw)) => raw.clone(),
+                (Some(_), None) => self.paths.state_dir.join(format!("disk-{i}.raw")),
+            })
+            .collect()
+    }
 }
 
 fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, DiskError> {
@@ -70,6 +82,7 @@ mod tests {
             path: path.into(),
             raw: None,
             bus: Default::default(),
+            serial: None,
             readonly: false,
             size_mib,
         }

@@ -78,20 +78,25 @@ pub(crate) fn open_kvm() -> Result<(), String> {
         .map_err(|error| format!("/dev/kvm: {error}"))
 }
 
-/// The host's processor without the two features by which the host's kernel writes into the guest's memory when it
+/// A processor without the two features by which the host's kernel writes into the guest's memory when it
 /// pleases. Stolen time differs on the two hosts, and a guest's scheduler reads it: the guests would diverge
 /// in every slot. A page fault that KVM lets the guest wait for has no end on the host that takes over.
-const HOST: &str = "host,kvm-steal-time=off,kvm-asyncpf=off,kvm-asyncpf-int=off";
+const QUIET: &str = "kvm-steal-time=off,kvm-asyncpf=off,kvm-asyncpf-int=off";
 
-/// The value of `-cpu` under KVM: the host's processor, without steal time and asynchronous page faults. Newer kernels offer guests on AMD processors a
-/// register that only Intel's have (IA32_ARCH_CAPABILITIES), and then refuse what QEMU writes into it,
-/// which ends QEMU 7.2 at the start ("failed to set MSR 0x10a"). A guest there does not need it.
+/// The value of `-cpu` under KVM for the host's processor, without steal time and asynchronous page faults.
 pub fn host_cpu() -> String {
-    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    cpu_of(&processors)
+    kvm_cpu("host")
 }
 
-fn cpu_of(processors: &str) -> String {
+/// The same for the processor `model`. Newer kernels offer guests on AMD processors a
+/// register that only Intel's have (IA32_ARCH_CAPABILITIES), and then refuse what QEMU writes into it,
+/// which ends QEMU 7.2 at the start ("failed to set MSR 0x10a"). A guest there does not need it.
+pub(crate) fn kvm_cpu(model: &str) -> String {
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpu_of(model, &processors)
+}
+
+fn cpu_of(model: &str, processors: &str) -> String {
     let mut vendors = processors
         .lines()
         .filter(|line| line.starts_with("vendor_id"));
@@ -99,9 +104,9 @@ fn cpu_of(processors: &str) -> String {
         .next()
         .is_none_or(|line| line.ends_with("GenuineIntel"));
     if intel {
-        HOST.into()
+        format!("{model},{QUIET}")
     } else {
-        format!("{HOST},arch-capabilities=off")
+        format!("{model},{QUIET},arch-capabilities=off")
     }
 }
 
@@ -203,12 +208,13 @@ mod tests {
     #[test]
     fn a_register_of_intel_is_not_offered_on_other_processors() {
         let vendor = |name| format!("processor\t: 0\nvendor_id\t: {name}\nmodel\t: 1\n");
-        assert_eq!(cpu_of(&vendor("GenuineIntel")), HOST);
+        let intel = format!("host,{QUIET}");
+        assert_eq!(cpu_of("host", &vendor("GenuineIntel")), intel);
         assert_eq!(
-            cpu_of(&vendor("AuthenticAMD")),
-            format!("{HOST},arch-capabilities=off")
+            cpu_of("EPYC", &vendor("AuthenticAMD")),
+            format!("EPYC,{QUIET},arch-capabilities=off")
         );
-        assert_eq!(cpu_of(""), HOST);
+        assert_eq!(cpu_of("host", ""), intel);
     }
 
     /// QEMU's translator is a complete processor and runs the probe to its end. So if the probe fails

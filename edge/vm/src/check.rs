@@ -38,6 +38,8 @@ pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
     ask_agent(&qemu, &files(config))
 }
 
+/// The longest serial number of a disk: virtio-blk and ATA have no room for more.
+const SERIAL_MAX: usize = 20;
 /// The most disks; each has a thread.
 const DISKS_MAX: usize = 16;
 /// microvm has eight places for virtio devices, one of them the NIC's.
@@ -69,6 +71,9 @@ impl QemuConfig {
                     .into(),
             );
         }
+        self.identity
+            .validate(self.machine, self.vcpus)
+            .map_err(VmError::Unsupported)?;
         self.validate_disks()
     }
 
@@ -96,6 +101,16 @@ impl QemuConfig {
         }
         if self.disks.len() > DISKS_MAX {
             return bad("a guest has 16 disks at most");
+        }
+        let is_bad = |serial: &&str| {
+            let visible = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
+            serial.is_empty() || serial.len() > SERIAL_MAX || !serial.bytes().all(visible)
+        };
+        let mut serials = self.disks.iter().filter_map(|disk| disk.serial.as_deref());
+        if let Some(serial) = serials.find(is_bad) {
+            return Err(VmError::Unsupported(format!(
+                "a disk's serial = {serial:?}: it has 1 to {SERIAL_MAX} letters, digits and signs of ASCII"
+            )));
         }
         Ok(())
     }
@@ -305,6 +320,9 @@ mod tests {
         assert!(bad(|c| c.mem_mib = 8).contains("mem_mib"));
         assert!(bad(|c| c.vcpus = 0).contains("vcpus"));
         assert!(bad(|c| c.mac.0[0] = 1).contains("mac"));
+        assert!(bad(|c| c.identity.uuid = Some("1".into())).contains("uuid"));
+        let long = bad(|c| c.disks[0].serial = Some("0123456789-0123456789".into()));
+        assert!(long.contains("1 to 20"), "{long}");
         assert!(bad(|c| c.machine = crate::Machine::Microvm).contains("q35"));
         let refused = bad(|c| {
             c.machine = crate::Machine::Microvm;

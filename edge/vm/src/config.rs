@@ -1,6 +1,6 @@
 //! How a guest is to be run.
 
-use crate::GuestEnd;
+use crate::{GuestEnd, Identity};
 use plover_types::{Mac, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -155,12 +155,14 @@ impl Ends {
 }
 
 /// A disk as the guest sees it. [`plover_disk::Disks`] serves its content.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskDevice {
     /// How it is connected.
     pub bus: DiskBus,
     /// The guest cannot write it.
     pub read_only: bool,
+    /// Its serial number. Without it, `plover-N` by its place in the list.
+    pub serial: Option<String>,
 }
 
 impl Boot {
@@ -168,7 +170,7 @@ impl Boot {
     pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 }
 
-/// One guest under QEMU. All replicas of a group must use the same machine, vCPUs, memory, MAC
+/// One guest under QEMU. All replicas of a group must use the same machine, identity, vCPUs, memory, MAC
 /// and kernel; `qemu` and the firmware must be the same version on all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuConfig {
@@ -176,6 +178,8 @@ pub struct QemuConfig {
     pub qemu: Option<PathBuf>,
     /// The machine type.
     pub machine: Machine,
+    /// What the guest reads of its machine.
+    pub identity: Identity,
     /// The accelerator.
     pub accel: Accel,
     /// Virtual processors.
@@ -205,6 +209,7 @@ impl QemuConfig {
         Self {
             qemu: None,
             machine: Machine::default(),
+            identity: Identity::default(),
             accel: Accel::default(),
             vcpus: 1,
             mem_mib: 256,

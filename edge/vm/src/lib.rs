@@ -60,6 +60,7 @@ mod faults;
 #[doc(hidden)]
 pub mod fuzz;
 mod hash;
+mod identity;
 mod nic;
 mod qemu;
 pub mod qmp;
@@ -72,4 +73,5 @@ pub use api::{GuestEnd, VmCommand, VmError, VmEvent};
 pub use check::check_host;
 pub use config::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
 pub use hash::{PageHasher, hash_subpages};
+pub use identity::{ClockBase, Identity, SystemWords, Topology};
 pub use qemu::QemuVm;

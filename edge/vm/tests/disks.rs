@@ -14,7 +14,7 @@ const SYNCS: usize = 15;
 fn with_disk(machine: Machine, bus: DiskBus) -> QemuConfig {
     let disk = DiskDevice {
         bus,
-        read_only: false,
+        ..DiskDevice::default()
     };
     QemuConfig {
         disks: vec![disk],
@@ -117,7 +117,7 @@ fn firmware_boots_from_every_bus() {
             mem_mib: 64,
             disks: vec![DiskDevice {
                 bus,
-                read_only: false,
+                ..DiskDevice::default()
             }],
             ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
         };

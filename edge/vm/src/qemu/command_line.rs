@@ -3,7 +3,7 @@
 //! A comment says why each unusual option is there. Together they are the conditions under which saved
 //! device state loads into a guest that has run.
 
-use crate::{Accel, AtEnd, Boot, DiskBus, Firmware, Machine, QemuConfig};
+use crate::{Accel, AtEnd, Boot, ClockBase, DiskBus, Firmware, Machine, QemuConfig};
 use std::ffi::OsString;
 
 /// The numbers of the descriptors that QEMU inherits.
@@ -40,7 +40,9 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         line.option("-bios", Firmware::OVMF);
     }
     // suppress-vmdesc: the saved state is then binary only, tens of KiB smaller.
-    let machine = config.machine.name();
+    let identity = &config.identity;
+    let machine_type = identity.machine_type.as_deref();
+    let machine = machine_type.unwrap_or(config.machine.name());
     line.option(
         "-M",
         format!("{machine},memory-backend=ram,suppress-vmdesc=on"),
@@ -54,14 +56,41 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     match accel {
         Accel::Kvm => {
             line.option("-accel", "kvm");
-            line.option("-cpu", crate::accel::host_cpu());
+            // enforce: a host that lacks a feature of the model must not run the guest without it.
+            let cpu = match &identity.cpu {
+                Some(model) => format!("{},enforce", crate::accel::kvm_cpu(model)),
+                None => crate::accel::host_cpu(),
+            };
+            line.option("-cpu", with_features(cpu, &identity.cpu_features));
         }
         _ => {
             line.option("-accel", "tcg,thread=multi");
-            line.option("-cpu", "max");
+            // The translator lacks features of most models, the same ones on each host.
+            let cpu = identity.cpu.as_deref().unwrap_or("max").to_owned();
+            line.option("-cpu", with_features(cpu, &identity.cpu_features));
         }
     }
-    line.option("-smp", config.vcpus.to_string());
+    let smp = match &identity.topology {
+        Some(it) => format!(
+            "{},sockets={},dies={},cores={},threads={}",
+            config.vcpus, it.sockets, it.dies, it.cores, it.threads
+        ),
+        None => config.vcpus.to_string(),
+    };
+    line.option("-smp", smp);
+    if let Some(uuid) = &identity.uuid {
+        line.option("-uuid", uuid);
+    }
+    let system = identity.system.set();
+    let system: String = system
+        .map(|(name, word)| format!(",{name}={}", escape(word)))
+        .collect();
+    if !system.is_empty() {
+        line.option("-smbios", format!("type=1{system}"));
+    }
+    if identity.clock == ClockBase::Localtime {
+        line.option("-rtc", "base=localtime");
+    }
     line.option("-m", format!("{}M", config.mem_mib));
     line.option(
         "-object",
@@ -159,9 +188,13 @@ fn disks(line: &mut Line, config: &QemuConfig, fds: &[i32]) {
         } else {
             String::new()
         };
+        let serial = match &disk.serial {
+            Some(serial) => escape(serial),
+            None => format!("plover-{i}"),
+        };
         line.option(
             "-device",
-            format!("{device},drive=disk{i},serial=plover-{i},werror=stop,rerror=stop{index}"),
+            format!("{device},drive=disk{i},serial={serial},werror=stop,rerror=stop{index}"),
         );
     }
 }
@@ -199,6 +232,14 @@ impl Line {
         self.0.push(name.into());
         self.0.push(value.into());
     }
+}
+
+fn with_features(mut cpu: String, features: &[String]) -> String {
+    for feature in features {
+        cpu.push(',');
+        cpu.push_str(feature);
+    }
+    cpu
 }
 
 /// A comma in an option's value is written twice.
@@ -259,10 +300,55 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_says_of_itself_what_the_configuration_says() {
+        let mut config = config(Machine::Q35, Boot::Firmware);
+        let plain = line(&config);
+        assert!(plain.contains("-M q35,") && plain.contains("-cpu max -smp 1 -m"));
+        for option in ["-uuid", "-smbios", "-rtc"] {
+            assert!(!plain.contains(option), "{option}: {plain}");
+        }
+        config.vcpus = 4;
+        config.disks = vec![crate::DiskDevice {
+            serial: Some("WD,1".into()),
+            ..crate::DiskDevice::default()
+        }];
+        config.identity = crate::Identity {
+            machine_type: Some("pc-q35-7.2".into()),
+            cpu: Some("Haswell".into()),
+            cpu_features: vec!["-hle".into()],
+            topology: Some(crate::Topology {
+                sockets: 1,
+                dies: 1,
+                cores: 2,
+                threads: 2,
+            }),
+            uuid: Some("2d3ad8f3-0ee5-4c6f-a3ec-9e1f7a8a9c0e".into()),
+            clock: ClockBase::Localtime,
+            system: crate::SystemWords {
+                product: Some("A, B".into()),
+                serial: Some("ds=nocloud".into()),
+                ..crate::SystemWords::default()
+            },
+        };
+        let line = line(&config);
+        for text in [
+            "-M pc-q35-7.2,memory-backend=ram",
+            "-cpu Haswell,-hle -smp 4,sockets=1,dies=1,cores=2,threads=2",
+            "-uuid 2d3ad8f3-0ee5-4c6f-a3ec-9e1f7a8a9c0e",
+            "-smbios type=1,product=A,, B,serial=ds=nocloud",
+            "-rtc base=localtime",
+            "serial=WD,,1,",
+        ] {
+            assert!(line.contains(text), "{text}: {line}");
+        }
+    }
+
+    #[test]
     fn disks_are_on_the_bus_asked_for() {
         let disk = |bus| crate::DiskDevice {
             bus,
             read_only: bus == DiskBus::Scsi,
+            serial: None,
         };
         let buses = [
             DiskBus::Virtio,

@@ -19,22 +19,23 @@ impl QemuVm {
         let config = &self.config;
         let disks: Vec<_> = config.disks.iter().map(disk).collect();
         let needed = format!(
-            "QEMU {}, {}, {}, vCPUs {}, NIC {}, disks [{}]",
+            "QEMU {}, {}, {}, vCPUs {}, NIC {}, disks [{}]{}",
             self.version,
             config.machine,
             self.accel,
             config.vcpus,
             config.mac,
-            disks.join(", ")
+            disks.join(", "),
+            config.identity.words()
         );
         let firmware = match (&config.boot, config.firmware) {
             (Boot::Kernel { .. }, _) => String::new(),
             (Boot::Firmware, Firmware::Uefi) => checksum(&[Firmware::OVMF]),
             (Boot::Firmware, Firmware::Bios) => checksum(&SEABIOS),
         };
-        // QEMU's translator makes the same processor on every host.
-        let processor = match self.accel {
-            Accel::Kvm => processor(),
+        // QEMU's translator makes the same processor on every host, and a named model is one on every host that has it.
+        let processor = match (self.accel, &config.identity.cpu) {
+            (Accel::Kvm, None) => processor(),
             _ => String::new(),
         };
         let parts = [firmware, processor].into_iter().filter(|p| !p.is_empty());
@@ -49,14 +50,18 @@ pub(super) fn version(about: &Value) -> String {
     format!("{}.{}", number("major"), number("minor"))
 }
 
-fn disk(disk: &DiskDevice) -> &'static str {
-    match (disk.bus, disk.read_only) {
+fn disk(disk: &DiskDevice) -> String {
+    let device = match (disk.bus, disk.read_only) {
         (DiskBus::Virtio, false) => "virtio",
         (DiskBus::Virtio, true) => "virtio read-only",
         (DiskBus::Scsi, false) => "scsi",
         (DiskBus::Scsi, true) => "scsi read-only",
         (DiskBus::Ide, false) => "ide",
         (DiskBus::Ide, true) => "ide read-only",
+    };
+    match &disk.serial {
+        Some(serial) => format!("{device} {serial:?}"),
+        None => device.into(),
     }
 }
 

@@ -1,0 +1,320 @@
+//! A libvirt domain: what rules of several nodes have to know.
+
+use super::account::{Said, changed, refused};
+use crate::init::group::bytes_of;
+use anyhow::{Context, Result, bail, ensure};
+use plover_vm::{DiskBus, Machine};
+use roxmltree::{Document, Node};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// What the operator wants of an import, as far as a judgement depends on it.
+#[derive(Debug)]
+pub struct Intent {
+    /// The group's name.
+    pub name: String,
+    /// The folder for the raw disks, on each host.
+    pub folder: PathBuf,
+    /// The TAP of each host.
+    pub tap: String,
+    /// The bridge of the clients' network, if it is not the XML's.
+    pub bridge: Option<String>,
+    /// The sizes of disks that are not on this host, in MiB, by the name of their target.
+    pub mib: HashMap<String, u64>,
+}
+
+/// What becomes of a disk.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    /// It is the `[[disk]]` of this place.
+    Kept(usize),
+    /// The guest does not get it; said of all that is in the element.
+    Gone(Said),
+}
+
+/// A `<disk>`.
+#[derive(Clone, Debug)]
+pub struct Disk<'a> {
+    pub node: Node<'a, 'a>,
+    /// The name of its target, such as `vda`.
+    pub target: &'a str,
+    pub bus: DiskBus,
+    /// The file or device of the old host.
+    pub source: &'a Path,
+    pub is_block: bool,
+    /// `qemu-img`'s name of its format.
+    pub format: &'a str,
+    pub read_only: bool,
+    pub fate: Fate,
+}
+
+/// A domain, read once.
+pub struct Domain<'a> {
+    pub root: Node<'a, 'a>,
+    pub intent: Intent,
+    pub machine: Machine,
+    pub uefi: bool,
+    /// In the order of the document.
+    pub disks: Vec<Disk<'a>>,
+    /// The one network card that the guest keeps.
+    pub nic: Option<Node<'a, 'a>>,
+}
+
+/// A child element by its name.
+pub fn child<'a>(node: Node<'a, 'a>, name: &str) -> Option<Node<'a, 'a>> {
+    node.children().find(|child| child.has_tag_name(name))
+}
+
+/// The element at the end of a path of names.
+pub fn find<'a>(node: Node<'a, 'a>, path: &str) -> Option<Node<'a, 'a>> {
+    path.split('/').try_fold(node, child)
+}
+
+/// An element's own text.
+pub fn text<'a>(node: Node<'a, 'a>) -> &'a str {
+    node.text().unwrap_or_default().trim()
+}
+
+fn attribute<'a>(node: Node<'a, 'a>, path: &str, name: &str) -> Option<&'a str> {
+    find(node, path)?.attribute(name)
+}
+
+impl<'a> Domain<'a> {
+    /// Reads a domain.
+    pub fn read(document: &'a Document<'a>, intent: Intent) -> Result<Self> {
+        let root = document.root_element();
+        ensure!(
+            root.has_tag_name("domain"),
+            "this is a <{}>, not a <domain>: give it what `virsh dumpxml --inactive` prints",
+            root.tag_name().name()
+        );
+        let kind = find(root, "os/type");
+        let machine = kind
+            .and_then(|kind| kind.attribute("machine"))
+            .unwrap_or("pc");
+        let devices = child(root, "devices").into_iter();
+        let devices: Vec<_> = devices.flat_map(|devices| devices.children()).collect();
+        let of = |name: &'static str| {
+            devices
+                .iter()
+                .copied()
+                .filter(move |it| it.has_tag_name(name))
+        };
+        let mut domain = Self {
+            root,
+            intent,
+            machine: if machine.starts_with("q35") || machine.starts_with("pc-q35") {
+                Machine::Q35
+            } else {
+                Machine::Pc
+            },
+            uefi: is_uefi(root),
+            disks: Vec::new(),
+            nic: of("interface").find(|nic| is_usual_nic(*nic)),
+        };
+        domain.disks = of("disk").map(|node| disk(node, domain.machine)).collect();
+        let mut order: Vec<usize> = (0..domain.disks.len()).collect();
+        order.retain(|i| matches!(domain.disks[*i].fate, Fate::Kept(_)));
+        // Firmware tries disks in this order. Those without a number come last, as they stand.
+        order.sort_by_key(|i| boot_order(domain.disks[*i].node).unwrap_or(u32::MAX));
+        for (place, i) in order.into_iter().enumerate() {
+            domain.disks[i].fate = Fate::Kept(place);
+        }
+        Ok(domain)
+    }
+
+    /// The disk that `element` is, or is in.
+    pub fn disk_of(&self, element: Node<'_, '_>) -> Option<&Disk<'a>> {
+        let mut above = element.ancestors();
+        above.find_map(|node| self.disks.iter().find(|disk| disk.node == node))
+    }
+
+    /// The disks that the guest keeps, in the order of the configuration.
+    pub fn kept_disks(&self) -> Vec<&Disk<'a>> {
+        let mut kept: Vec<_> = self
+            .disks
+            .iter()
+            .filter_map(|disk| Some((disk.place()?, disk)))
+            .collect();
+        kept.sort_by_key(|(place, _)| *place);
+        kept.into_iter().map(|(_, disk)| disk).collect()
+    }
+
+    /// This replica's path of a disk.
+    pub fn raw_path(&self, disk: &Disk<'_>) -> PathBuf {
+        if disk.is_block {
+            return disk.source.into();
+        }
+        let name = format!("{}-{}.raw", self.intent.name, disk.target);
+        self.intent.folder.join(name)
+    }
+
+    /// A disk's size in MiB, rounded up.
+    pub fn mib(&self, disk: &Disk<'_>) -> Result<u64> {
+        let source = disk.source.display();
+        let found = disk.bytes()?.map(|bytes| bytes.div_ceil(1 << 20));
+        match (self.intent.mib.get(disk.target), found) {
+            (Some(said), Some(found)) if *said != found => {
+                bail!("{source} has {found} MiB here, and --disk-mib says {said}")
+            }
+            (Some(mib), _) => Ok(*mib),
+            (None, Some(mib)) => Ok(mib),
+            (None, None) => bail!(
+                "there is no {source} on this host that tells the size of {}: give --disk-mib {}=MIB, or run this where it is",
+                disk.target,
+                disk.target
+            ),
+        }
+    }
+}
+
+impl Disk<'_> {
+    /// Its place in the configuration, if the guest keeps it.
+    pub fn place(&self) -> Option<usize> {
+        match self.fate {
+            Fate::Kept(place) => Some(place),
+            Fate::Gone(_) => None,
+        }
+    }
+
+    /// The size that the guest sees, if the disk is on this host.
+    pub fn bytes(&self) -> Result<Option<u64>> {
+        if self.format != "qcow2" || self.is_block {
+            return bytes_of(self.source);
+        }
+        let Ok(file) = File::open(self.source) else {
+            return Ok(None);
+        };
+        let source = self.source.display();
+        // The header: "QFI\xfb", a version, the backing file's name, cluster bits; then the size.
+        let mut head = [0; 32];
+        file.read_exact_at(&mut head, 0)
+            .with_context(|| format!("cannot read the header of {source}"))?;
+        ensure!(
+            head.starts_with(b"QFI\xfb"),
+            "{source} is no qcow2 image, as the domain says it is"
+        );
+        let mut size = [0; 8];
+        size.copy_from_slice(&head[24..]);
+        Ok(Some(u64::from_be_bytes(size)))
+    }
+}
+
+/// The place of a device in the boot order, from 1.
+pub fn boot_order(device: Node<'_, '_>) -> Option<u32> {
+    let boot = device.children().find(|child| child.has_tag_name("boot"))?;
+    boot.attribute("order")?.parse().ok()
+}
+
+fn is_uefi(root: Node<'_, '_>) -> bool {
+    let Some(os) = root.children().find(|child| child.has_tag_name("os")) else {
+        return false;
+    };
+    let loader = os.children().find(|child| child.has_tag_name("loader"));
+    os.attribute("firmware") == Some("efi")
+        || loader.is_some_and(|loader| {
+            let file = loader.text().unwrap_or_default();
+            loader.attribute("type") == Some("pflash")
+                || file.contains("OVMF")
+                || file.contains("edk2")
+        })
+}
+
+/// A card whose frames come from a network of the host's.
+fn is_usual_nic(nic: Node<'_, '_>) -> bool {
+    let kind = nic.attribute("type").unwrap_or_default();
+    ["bridge", "network", "direct", "user", "ethernet"].contains(&kind)
+}
+
+fn disk<'a>(node: Node<'a, 'a>, machine: Machine) -> Disk<'a> {
+    let target = attribute(node, "target", "dev").unwrap_or_default();
+    let bus = attribute(node, "target", "bus").unwrap_or(match target.get(..2) {
+        Some("vd") => "virtio",
+        Some("sd") => "scsi",
+        _ => "ide",
+    });
+    let kind = node.attribute("type").unwrap_or("file");
+    let device = node.attribute("device").unwrap_or("disk");
+    let source = match kind {
+        "block" => attribute(node, "source", "dev"),
+        _ => attribute(node, "source", "file"),
+    };
+    let format = attribute(node, "driver", "type").unwrap_or("raw");
+    let gone = match (device, kind, bus) {
+        ("cdrom" | "floppy", _, _) if source.is_none() && child(node, "source").is_none() => {
+            Some(changed("the guest does not see this drive; it was empty"))
+        }
+        ("cdrom" | "floppy", _, _) => Some(refused(
+            device,
+            "Plover has no drives for media: eject it (`virsh change-media DOMAIN TARGET --eject --config`)",
+        )),
+        ("disk", "file" | "block", "virtio" | "scsi" | "ide" | "sata") if source.is_none() => {
+            Some(refused(
+                "disk",
+                "it names no file and no device: it cannot be copied",
+            ))
+        }
+        ("disk", "file" | "block", "virtio" | "scsi" | "ide" | "sata") => None,
+        ("disk", "file" | "block", bus) => Some(refused(
+            "disk-bus",
+            format!(
+                "Plover has no disks on the bus {bus}: put it on virtio, and see that the guest has the driver"
+            ),
+        )),
+        ("disk", kind, _) => Some(refused(
+            "disk",
+            format!(
+                "Plover's disks are files or block devices of each host, not of the type {kind}: copy it into a raw \
+                 file first"
+            ),
+        )),
+        (device, _, _) => Some(refused(
+            "disk",
+            format!(
+                "Plover has no device {device}: each host has a copy of a disk, not the device itself"
+            ),
+        )),
+    };
+    let gone = gone.or_else(|| {
+        let encrypted = node.descendants().any(|child| child.has_tag_name("encryption"));
+        if encrypted {
+            Some(refused(
+                "encryption",
+                "Plover has no keys of disks: decrypt it (`qemu-img convert`), and encrypt in the guest or the host's block device",
+            ))
+        } else if child(node, "shareable").is_some() {
+            Some(refused(
+                "shared-disk",
+                "no other machine can write a disk that Plover copies: take it from the other one first",
+            ))
+        } else if child(node, "transient").is_some() {
+            Some(refused(
+                "transient",
+                "Plover keeps what a guest writes: remove <transient/>",
+            ))
+        } else if format != "raw" && (format != "qcow2" || kind == "block") {
+            Some(refused(
+                "disk",
+                format!("the format {format} on a {kind} is not taken: convert it to raw (`qemu-img convert`)"),
+            ))
+        } else {
+            None
+        }
+    });
+    Disk {
+        node,
+        target,
+        bus: match (bus, machine) {
+            ("virtio", _) => DiskBus::Virtio,
+            ("scsi", _) => DiskBus::Scsi,
+            _ => DiskBus::Ide,
+        },
+        source: Path::new(source.unwrap_or_default()),
+        is_block: kind == "block",
+        format,
+        read_only: child(node, "readonly").is_some(),
+        fate: gone.map_or(Fate::Kept(0), Fate::Gone),
+    }
+}

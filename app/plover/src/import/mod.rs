@@ -1,0 +1,296 @@
+//! `plover import`: a libvirt domain becomes a group's configurations, with an account of every element of its XML.
+//!
+//! ```text
+//!  domain.xml ─▶ Domain ─▶ rules, node by node ─▶ Account ─▶ configurations, beside them the account, the original
+//!                                                    │       and the hook that keeps libvirt from starting it
+//!                                                    └─ a loss that nobody accepts: nothing is written, exit code 2
+//! ```
+
+mod account;
+pub mod domain;
+pub mod hook;
+mod judge;
+mod virsh;
+
+use crate::init::group::{Group, GroupOptions, ORIGINAL, write_all_new};
+use crate::init::random_mac;
+use crate::output;
+use account::Account;
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use domain::{Disk, Domain, Intent, child, find, text};
+use hook::quoted;
+use roxmltree::Document;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+pub use virsh::virsh;
+
+/// Where the domain is, and what may be lost.
+#[derive(Debug, Args)]
+pub struct ImportOptions {
+    /// The domain: what `virsh dumpxml --inactive DOMAIN` prints.
+    #[arg(value_name = "FILE", required_unless_present = "domain")]
+    file: Option<PathBuf>,
+    /// Ask the libvirt of this host for the domain of this name instead.
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "file")]
+    domain: Option<String>,
+    /// Accept that the guest loses what the account calls so. May be given several times.
+    #[arg(long, value_name = "KIND")]
+    without: Vec<String>,
+    /// The folder for the raw disks, on each host.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/plover")]
+    disks: PathBuf,
+    /// The size of a disk that is not on this host, by the name of its target, such as vda=20480. Once for each.
+    #[arg(long, value_name = "TARGET=MIB")]
+    disk_mib: Vec<DiskMib>,
+    /// Keep the libvirt of this host from starting the domain, from now on. Without it, the steps that are printed do it
+    /// when the domain has been shut down.
+    #[arg(long)]
+    hook: bool,
+    /// Print the account and write nothing.
+    #[arg(long, conflicts_with = "hook")]
+    account: bool,
+    /// Print the account as one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    group: GroupOptions,
+}
+
+/// `vda=20480`.
+#[derive(Clone, Debug)]
+struct DiskMib(String, u64);
+
+impl FromStr for DiskMib {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || "give a target and its size in MiB, such as vda=20480".to_owned();
+        let (target, mib) = text.split_once('=').ok_or_else(form)?;
+        Ok(Self(target.into(), mib.parse().map_err(|_| form())?))
+    }
+}
+
+/// Judges the domain, and writes the group's files unless the guest would lose something.
+pub fn run(options: &ImportOptions) -> Result<ExitCode> {
+    let (text, from) = read(options)?;
+    let document = parse(&text, &from)?;
+    let name = child(document.root_element(), "name").map(self::text);
+    let intent = Intent {
+        name: options.group.name(name)?,
+        folder: options.disks.clone(),
+        tap: options.group.tap.clone(),
+        bridge: options.group.bridge.clone(),
+        mib: options
+            .disk_mib
+            .iter()
+            .map(|DiskMib(target, mib)| (target.clone(), *mib))
+            .collect(),
+    };
+    ensure!(
+        options.disks.is_absolute(),
+        "--disks {} needs a path from / on, which is the same on all hosts",
+        options.disks.display()
+    );
+    let domain = Domain::read(&document, intent)?;
+    let account = Account::of(&domain, &options.without);
+    let blocking = account.blocking();
+    let is_written = blocking.is_empty() && !options.account;
+    let files = is_written
+        .then(|| write(options, &domain, &account, &text))
+        .transpose()?;
+    if options.json {
+        output::line(account.to_json())?;
+    } else {
+        output::print(&account)?;
+    }
+    if !blocking.is_empty() {
+        let flags: Vec<_> = blocking
+            .iter()
+            .map(|kind| format!("--without {kind}"))
+            .collect();
+        eprintln!(
+            "plover: nothing is written, since the guest may miss what is refused: take it out of the domain as the account \
+             says, or accept the loss with {}",
+            flags.join(" ")
+        );
+        return Ok(ExitCode::from(2));
+    }
+    if let Some(steps) = files.filter(|_| !options.json) {
+        output::line("")?;
+        output::print(steps)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The domain's XML, and where it is from.
+fn read(options: &ImportOptions) -> Result<(String, String)> {
+    match (&options.domain, &options.file) {
+        (Some(domain), _) => {
+            let text = virsh(&["dumpxml", "--inactive", "--domain", domain], None)?;
+            Ok((text, format!("the domain {domain}")))
+        }
+        (None, Some(file)) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read the domain {}", file.display()))?;
+            Ok((text, file.display().to_string()))
+        }
+        (None, None) => bail!("no domain is named: give FILE, or --domain DOMAIN"),
+    }
+}
+
+/// Parses a domain's XML.
+pub fn parse<'t>(text: &'t str, from: &str) -> Result<Document<'t>> {
+    Document::parse(text).with_context(|| {
+        format!("{from} is no XML: give what `virsh dumpxml --inactive DOMAIN` prints")
+    })
+}
+
+/// Writes the files. Returns what the operator does next.
+fn write(
+    options: &ImportOptions,
+    domain: &Domain<'_>,
+    account: &Account<'_>,
+    xml: &str,
+) -> Result<String> {
+    let name = domain.intent.name.clone();
+    let mut group = Group::new(&options.group, name, options.group.hosts()?);
+    let disks = domain.kept_disks();
+    (group.guest, group.disks) = account.keys(disks.len());
+    if domain.nic.and_then(|nic| child(nic, "mac")).is_none() {
+        group
+            .guest
+            .push(("mac".into(), random_mac()?.to_string().into()));
+    }
+    for (keys, disk) in group.disks.iter_mut().zip(&disks) {
+        let mib = i64::try_from(domain.mib(disk)?).context("a disk has at most 8 TiB")?;
+        keys.push(("size_mib".into(), mib.into()));
+    }
+    let script = hook::script(domain.root, &group.name);
+    let others = [
+        (group.file(ORIGINAL), xml.to_owned()),
+        (group.file("account.txt"), account.to_string()),
+        (
+            group.file("account.json"),
+            format!("{:#}\n", account.to_json()),
+        ),
+        (group.file(hook::ENDING), script.clone()),
+    ];
+    std::fs::create_dir_all(&options.group.to)
+        .with_context(|| format!("cannot create {}", options.group.to.display()))?;
+    write_all_new(&others)?;
+    let others: Vec<_> = others.into_iter().map(|(file, _)| file).collect();
+    // The hook comes first, since it fails unless we are root. It goes again if the rest fails.
+    let hook = match options.hook {
+        true => hook::install(&script, &group.name).map(Some),
+        false => Ok(None),
+    };
+    let all = hook.and_then(|hook| Ok((group.write()?, hook)));
+    let (files, hook) = all.inspect_err(|_| {
+        for file in &others {
+            let _ = std::fs::remove_file(file);
+        }
+        let _ = options.hook.then(|| hook::remove(&group.name));
+    })?;
+    let mut done = String::new();
+    if let Some(place) = hook {
+        let _ = writeln!(
+            done,
+            "the hook {} keeps libvirt from starting the original from now on, also after a crash of it. If it is the first \
+             hook of this host, libvirt looks for it when it is restarted: systemctl try-restart libvirtd virtqemud\n",
+            place.display()
+        );
+    }
+    let steps = group.next_steps(
+        &files,
+        &others,
+        &connect(&group, domain),
+        &disk_step(domain, &group, &disks, options.hook)?,
+    );
+    Ok(done + &steps)
+}
+
+/// How the TAP becomes a port of the bridge, in its VLAN.
+fn connect(group: &Group<'_>, domain: &Domain<'_>) -> String {
+    let of = |path: &str, name: &str| find(domain.nic?, path)?.attribute(name);
+    let bridge = domain.intent.bridge.as_deref();
+    let bridge = bridge
+        .or_else(|| of("source", "bridge"))
+        .unwrap_or("BRIDGE");
+    let tap = &domain.intent.tap;
+    let vlan = domain.nic.and_then(|nic| child(nic, "vlan"));
+    let is_trunk = vlan.is_some_and(|vlan| vlan.attribute("trunk") == Some("yes"));
+    let tags = vlan.into_iter().flat_map(|vlan| vlan.children());
+    let tags: Vec<_> = tags.filter_map(|tag| tag.attribute("id")).collect();
+    if of("virtualport", "type") == Some("openvswitch") {
+        let key = if is_trunk { "trunks" } else { "tag" };
+        let vlan = match tags.as_slice() {
+            [] => String::new(),
+            tags => format!(" {key}={}", tags.join(",")),
+        };
+        return format!("ip link set {tap} up && ovs-vsctl add-port {bridge} {tap}{vlan}");
+    }
+    let untagged = if is_trunk { "" } else { " pvid untagged" };
+    let vlans = tags
+        .iter()
+        .map(|id| format!(" && bridge vlan add dev {tap} vid {id}{untagged}"));
+    group.connect(bridge) + &vlans.collect::<String>()
+}
+
+/// The step that ends the original and takes its disks.
+fn disk_step(
+    domain: &Domain<'_>,
+    group: &Group<'_>,
+    disks: &[&Disk<'_>],
+    is_hooked: bool,
+) -> Result<String> {
+    let of = |path: &Path| quoted(&path.to_string_lossy());
+    let name = quoted(child(domain.root, "name").map(text).unwrap_or_default());
+    let first: IpAddr = group.hosts[0];
+    let mut step = format!(
+        "on the host of the original, end it:\n     virsh shutdown {name}          # and wait: virsh domstate {name}\n"
+    );
+    if !is_hooked {
+        let place = hook::place(&group.name);
+        let _ = writeln!(
+            step,
+            "     install -D -m 755 {} {}      # libvirt does not start it any more\n     \
+             systemctl try-restart libvirtd virtqemud      # it looks for hooks when it starts",
+            of(&group.file(hook::ENDING)),
+            of(&place)
+        );
+    }
+    let _ = writeln!(
+        step,
+        "   and take its disks to {first}; the original's files stay as they are:"
+    );
+    for disk in disks {
+        let (source, path, mib) = (of(disk.source), domain.raw_path(disk), domain.mib(disk)?);
+        let raw = of(&path);
+        if disk.is_block {
+            let _ = writeln!(
+                step,
+                "     chown plover {raw}      # the same device, with {mib} MiB, on every host: docs/install.md"
+            );
+            continue;
+        }
+        let _ = writeln!(
+            step,
+            "     qemu-img convert -p -f {} -O raw {source} {raw} && truncate -s {mib}M {raw} && chown plover {raw}",
+            disk.format
+        );
+        if disk.read_only {
+            let _ = writeln!(
+                step,
+                "     # the guest only reads it: put the same file on every host"
+            );
+        }
+    }
+    Ok(step)
+}
+
+#[cfg(test)]
+mod tests;

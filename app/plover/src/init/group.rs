@@ -1,0 +1,323 @@
+//! The files of a new group, and what to do with them: for `plover init` and `plover import`.
+
+use super::ask;
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use plover_fabric::keys::make_all;
+use plover_node::ReplicaConfig;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+/// What a group is made of, beside its guest.
+#[derive(Debug, Args)]
+pub struct GroupOptions {
+    /// The group's name, such as the guest's.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The hosts' addresses on the network between the replicas; the first one boots the guest. Three, or two without a
+    /// witness.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    hosts: Vec<IpAddr>,
+    /// The port on which replicas listen for each other.
+    #[arg(long, default_value_t = 7700)]
+    port: u16,
+    /// The TAP device that leads to the clients.
+    #[arg(long, default_value = "guest0")]
+    pub tap: String,
+    /// The bridge of each host that the TAP device becomes a port of.
+    #[arg(long, value_name = "BRIDGE")]
+    pub bridge: Option<String>,
+    /// The hosts' device towards the clients, such as eth0. A leader that loses it hands the guest over.
+    #[arg(long, value_name = "DEVICE")]
+    uplink: Option<String>,
+    /// Make no keys: the links between the hosts are neither encrypted nor authenticated.
+    #[arg(long)]
+    plaintext: bool,
+    /// The directory for the configurations and the keys.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub to: PathBuf,
+}
+
+/// The ending of the file with the libvirt domain that a group was imported from.
+pub const ORIGINAL: &str = "domain.xml";
+
+/// Keys of one table of a configuration, in the order in which they are written. A key may be dotted.
+pub type Keys = Vec<(String, toml::Value)>;
+
+/// A group to be written.
+pub struct Group<'a> {
+    options: &'a GroupOptions,
+    pub name: String,
+    pub hosts: Vec<IpAddr>,
+    /// `[guest]`.
+    pub guest: Keys,
+    /// Each `[[disk]]`.
+    pub disks: Vec<Keys>,
+}
+
+/// The files of a group.
+pub struct Files {
+    /// The configuration of each host.
+    configs: Vec<PathBuf>,
+    /// The private key of each host; none if links are plain.
+    keys: Vec<PathBuf>,
+    /// The public keys of all.
+    trusted: PathBuf,
+}
+
+impl GroupOptions {
+    /// The name, of which file names are made; `usual` if none is given, or asked for if that is `None`, too.
+    pub fn name(&self, usual: Option<&str>) -> Result<String> {
+        let name = match (&self.name, usual) {
+            (Some(name), _) => name.clone(),
+            (None, Some(usual)) => usual.into(),
+            (None, None) => ask("The group's name", "--name", Some("guest"))?,
+        };
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        ensure!(
+            !name.is_empty() && name.chars().all(fits),
+            "the name \"{name}\" is part of file names: give one of letters, digits, - and _ with --name"
+        );
+        Ok(name)
+    }
+
+    /// The hosts, asked for if they are not given.
+    pub fn hosts(&self) -> Result<Vec<IpAddr>> {
+        let mut hosts = self.hosts.clone();
+        if hosts.is_empty() {
+            for place in ["first", "second", "third"] {
+                let question = format!("Address of the {place} host");
+                let address = ask(&question, "--hosts A,B,C", None)?;
+                let address = address.parse();
+                hosts.push(address.context("an address looks like 192.0.2.10")?);
+            }
+        }
+        ensure!(
+            matches!(hosts.len(), 2 | 3),
+            "{} host(s) named with --hosts: a group has three, or two without a witness",
+            hosts.len()
+        );
+        Ok(hosts)
+    }
+}
+
+impl<'a> Group<'a> {
+    pub fn new(options: &'a GroupOptions, name: String, hosts: Vec<IpAddr>) -> Self {
+        Self {
+            options,
+            name,
+            hosts,
+            guest: Keys::new(),
+            disks: Vec::new(),
+        }
+    }
+
+    /// A file of this group, by its ending.
+    pub fn file(&self, ending: &str) -> PathBuf {
+        self.options.to.join(format!("{}.{ending}", self.name))
+    }
+
+    /// Writes configurations and keys, all of them or none.
+    pub fn write(&self) -> Result<Files> {
+        let options = self.options;
+        let of = |ending: &str| -> Vec<PathBuf> {
+            let name = |me| format!("{}-{me}.{ending}", self.name);
+            (0..self.hosts.len())
+                .map(|me| options.to.join(name(me)))
+                .collect()
+        };
+        let files = Files {
+            configs: of("toml"),
+            keys: if options.plaintext {
+                Vec::new()
+            } else {
+                of("key")
+            },
+            trusted: self.file("trust"),
+        };
+        std::fs::create_dir_all(&options.to)
+            .with_context(|| format!("cannot create {}", options.to.display()))?;
+        let texts = (0..self.hosts.len()).map(|me| self.configuration(me));
+        let texts: Vec<_> = files.configs.iter().cloned().zip(texts).collect();
+        write_all_new(&texts)?;
+        let all = || -> Result<()> {
+            for file in &files.configs {
+                ReplicaConfig::load(file)?.qemu().validate()?;
+            }
+            if !options.plaintext {
+                make_all(&files.keys, &files.trusted)?;
+            }
+            Ok(())
+        };
+        all().inspect_err(|_| {
+            for made in &files.configs {
+                let _ = std::fs::remove_file(made);
+            }
+        })?;
+        Ok(files)
+    }
+
+    /// The configuration of replica `me`.
+    fn configuration(&self, me: usize) -> String {
+        let options = self.options;
+        let quoted = |text: &str| toml::Value::from(text).to_string();
+        let mut text = format!(
+            "# Replica {me} of the group {}. The other hosts' files differ in group.me alone.\n\
+             # Every key: docs/keys.md.\n\n[group]\nname = {}\nme = {me}\nreplica = [\n",
+            self.name,
+            quoted(&self.name)
+        );
+        for (id, host) in self.hosts.iter().enumerate() {
+            let address = SocketAddr::new(*host, options.port);
+            let _ = writeln!(text, "    {{ id = {id}, address = \"{address}\" }},");
+        }
+        text += "]\n";
+        if options.plaintext {
+            text += "plaintext = true                        # anybody on this network reads and changes everything\n";
+        } else {
+            for (key, ending) in [("key_file", "key"), ("trust_file", "trust")] {
+                let file = format!("/etc/plover/{}.{ending}", self.name);
+                let _ = writeln!(text, "{key} = {}", quoted(&file));
+            }
+        }
+        let tables = self.disks.iter().map(|keys| ("[[disk]]", keys));
+        for (head, keys) in [("[guest]", &self.guest)].into_iter().chain(tables) {
+            let _ = writeln!(text, "\n{head}");
+            for (key, value) in keys {
+                let note = match key.as_str() {
+                    "mac" => "             # on no other machine of its network",
+                    _ => "",
+                };
+                let _ = writeln!(text, "{key} = {value}{note}");
+            }
+        }
+        let _ = write!(text, "\n[net]\ntap = {}\n", quoted(&options.tap));
+        if let Some(uplink) = &options.uplink {
+            let _ = writeln!(text, "uplink = {}", quoted(uplink));
+        }
+        if self.hosts.len() == 2 {
+            // The default policy needs a majority.
+            text += "\n[policy]\nname = \"colo\"\n";
+        }
+        let _ = write!(
+            text,
+            "\n[paths]\nstate_dir = {}\nrun_dir = {}\n",
+            quoted(&format!("/var/lib/plover/{}", self.name)),
+            quoted(&format!("/run/plover/{}", self.name)),
+        );
+        text
+    }
+
+    /// How the TAP becomes a port of `bridge`.
+    pub fn connect(&self, bridge: &str) -> String {
+        format!("ip link set {} master {bridge} up", self.options.tap)
+    }
+
+    /// What was written, and what an operator does next. `connect` connects the TAP; `disks` is the step that puts the
+    /// guest's disks in place. `others` are more files that each host gets.
+    pub fn next_steps(
+        &self,
+        files: &Files,
+        others: &[PathBuf],
+        connect: &str,
+        disks: &str,
+    ) -> String {
+        let target = format!("/etc/plover/{}.toml", self.name);
+        let Files {
+            configs,
+            keys,
+            trusted,
+        } = files;
+        let mut text = String::from("written:\n");
+        for (file, host) in configs.iter().chain(keys).zip(self.hosts.iter().cycle()) {
+            let _ = writeln!(text, "  {}, for {host}", file.display());
+        }
+        if !keys.is_empty() {
+            let _ = writeln!(text, "  {}, for all", trusted.display());
+        }
+        for file in others {
+            let _ = writeln!(text, "  {}", file.display());
+        }
+        text += "\nnext, as root:\n1. copy each file to its host:\n";
+        let mut copy = |file: &Path, host: &IpAddr, to: &str| {
+            let _ = writeln!(
+                text,
+                "     scp -p {} root@{host}:/etc/plover/{to}",
+                file.display()
+            );
+        };
+        for (me, host) in self.hosts.iter().enumerate() {
+            copy(&configs[me], host, &format!("{}.toml", self.name));
+            if let Some(key) = keys.get(me) {
+                copy(key, host, &format!("{}.key", self.name));
+                copy(trusted, host, &format!("{}.trust", self.name));
+            }
+            for file in others.iter().filter(|file| **file == self.file(ORIGINAL)) {
+                copy(file, host, &format!("{}.{ORIGINAL}", self.name));
+            }
+        }
+        if !keys.is_empty() {
+            text += "   and remove the .key files here: each is a host's secret\n";
+        }
+        let tap = &self.options.tap;
+        let _ = write!(
+            text,
+            "2. on each host, make the TAP device and connect it to the clients' bridge:\n     \
+             ip tuntap add {tap} mode tap user plover && {connect}\n\
+             3. {disks}\
+             4. on each host, look as the service's user whether something is missing:\n     \
+             runuser -u plover -- plover check --config {target}\n\
+             5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
+             or, without the Debian package:\n     plover replica --config {target}\n",
+            self.name,
+        );
+        text
+    }
+}
+
+/// Writes files that must not exist yet, all of them or none.
+pub fn write_all_new(files: &[(PathBuf, String)]) -> Result<()> {
+    for (made, (file, text)) in files.iter().enumerate() {
+        let written = write_new(file, text);
+        if written.is_err() {
+            for (made, _) in &files[..made] {
+                let _ = std::fs::remove_file(made);
+            }
+            return written;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a file that must not exist yet.
+fn write_new(file: &Path, text: &str) -> Result<()> {
+    let mut made = File::create_new(file).with_context(|| {
+        format!(
+            "cannot write {}: choose another --to or --name, or remove it",
+            file.display()
+        )
+    })?;
+    made.write_all(text.as_bytes()).inspect_err(|_| {
+        let _ = std::fs::remove_file(file);
+    })?;
+    Ok(())
+}
+
+/// The size of an image on this host, in bytes, if it is there.
+pub fn bytes_of(disk: &Path) -> Result<Option<u64>> {
+    use std::io::{Seek, SeekFrom};
+    let Ok(mut file) = File::open(disk) else {
+        return Ok(None);
+    };
+    // Of a block device, the end tells its size.
+    let bytes = file
+        .seek(SeekFrom::End(0))
+        .with_context(|| format!("cannot ask for the size of {}", disk.display()))?;
+    if bytes == 0 {
+        bail!("{} is empty: name the guest's image", disk.display());
+    }
+    Ok(Some(bytes))
+}
