@@ -2,9 +2,9 @@
 
 use crate::DiskSpec;
 use crate::error::{DiskError, io_error};
+use crate::health::lock;
 use crate::holes;
 use crate::import::Format;
-use crate::health::lock;
 use crate::lock::Locked;
 use crate::snapshot::Kept;
 use crate::written::Written;

@@ -15,7 +15,7 @@
 //! The reader takes a block from the image first, and looks then whether it is kept. A writer keeps a block before it
 //! writes it. So a block that is not kept after it was read was read before any write.
 
-use crate::disks::{Blocks, Inner};
+use crate::disks::{Blocks, Inner, cannot};
 use crate::error::advice;
 use crate::health::lock;
 use crate::image::Image;
@@ -150,7 +150,7 @@ impl Snapshot {
         let inner = self.inner.upgrade().ok_or(REOPENED)?;
         let image = &inner.images[disk];
         let read = image.read(offset, to);
-        read.map_err(|error| crate::disks::cannot("read", image, &error))?;
+        read.map_err(|error| cannot("read", image, &error))?;
         self.kept.put_back(disk, offset, to)
     }
 

@@ -45,7 +45,8 @@ enum Change {
 
 fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
-        (0..15 * BLOCK, prop::collection::vec(any::<u8>(), 1..BLOCK)).prop_map(|(at, bytes)| Change::Guest(at, bytes)),
+        (0..15 * BLOCK, prop::collection::vec(any::<u8>(), 1..BLOCK))
+            .prop_map(|(at, bytes)| Change::Guest(at, bytes)),
         (0u64..14, 1u64..3).prop_map(|(block, count)| Change::Discard(block, count)),
         (0..BLOCKS, any::<u8>()).prop_map(|(block, fill)| Change::Sync(block, fill)),
     ]
@@ -141,17 +142,26 @@ fn a_backup_is_the_disk_as_it_was() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let serving = Arc::clone(&snapshot);
     std::thread::spawn(move || serving.serve(disk.disk, ours));
-    let (image, raw) = (scratch.dir.path().join("a.qcow2"), scratch.dir.path().join("raw"));
-    match export(theirs, disk.bytes, &image, |_| ()) {
+    let (image, raw) = (
+        scratch.dir.path().join("a.qcow2"),
+        scratch.dir.path().join("raw"),
+    );
+    match export(theirs, disk.bytes, &image, |_| (), || true) {
         Err(DiskError::NoTool(_)) => return eprintln!("skipped: qemu-img does not run"),
         done => done.unwrap(),
     }
     let source = Source::look(&image).unwrap().unwrap();
     source.import(&raw, |_| ()).unwrap();
-    let first: Vec<u8> = std::fs::read(raw).unwrap().chunks(BLOCK).map(|block| block[0]).collect();
+    let first: Vec<u8> = std::fs::read(raw)
+        .unwrap()
+        .chunks(BLOCK)
+        .map(|block| block[0])
+        .collect();
     let was: Vec<u8> = (0..16).map(|block| block % 5).collect();
     assert_eq!(first, was);
     let (_, theirs) = UnixStream::pair().unwrap();
-    let error = export(theirs, disk.bytes, &image, |_| ()).unwrap_err().to_string();
+    let error = export(theirs, disk.bytes, &image, |_| (), || true)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("a.qcow2"), "{error}");
 }
