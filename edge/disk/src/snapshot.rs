@@ -83,7 +83,11 @@ impl Snapshot {
             return Err("this replica's guest was lost at this moment: try again".into());
         }
         let writable = || inner.regions.iter().map(|(_, image)| *image);
-        if writable().any(|image| lock(&inner.images[image].kept).is_some()) {
+        let runs = |image: usize| {
+            let kept = lock(&inner.images[image].kept).clone();
+            kept.is_some_and(|(_, kept)| lock(&kept.state).ended.is_none())
+        };
+        if writable().any(runs) {
             return Err("another backup of this guest runs: wait for its end".into());
         }
         let kept = Arc::new(Kept::new(dir, limits.kept_bytes)?);
