@@ -129,14 +129,16 @@ pub fn take(
     let mut lease = Lease::begin(control, limits)?;
     let begun = &lease.begun;
     let taken_at = OffsetDateTime::now_utc().replace_nanosecond(0)?;
-    let name = format!("{}-{}", begun.group, taken_at.format(&Rfc3339)?);
+    let taken_at = taken_at.format(&Rfc3339)?;
+    // Without the colons, which other tools take for the end of a host's name.
+    let name = format!("{}-{}", begun.group, taken_at.replace(['-', ':'], ""));
     let mut manifest = Manifest {
         format: FORMAT,
         group: begun.group.clone(),
         replica: begun.replica,
         view: begun.view.clone(),
         sync: begun.sync,
-        taken_at: taken_at.format(&Rfc3339)?,
+        taken_at,
         plover: env!("CARGO_PKG_VERSION").into(),
         qemu: begun.qemu.clone(),
         guest: begun.guest.clone(),

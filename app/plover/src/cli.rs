@@ -173,7 +173,7 @@ pub enum Command {
     /// Verifies the backup's checksums, and writes raw images where the configuration wants them. Overwrites nothing. The
     /// group's first start boots from them, and the other replicas are filled by copy.
     #[command(
-        after_help = "Example:\n  plover restore --from /srv/backup/shop-db-2026-11-24T17:00:00Z --config /etc/plover/shop-db.toml"
+        after_help = "Example:\n  plover restore --from /srv/backup/shop-db-20261124T170000Z --config /etc/plover/shop-db.toml"
     )]
     Restore {
         /// The backup: a folder that `plover backup` has made.
