@@ -48,7 +48,9 @@ fn a_backup_becomes_disks_and_overwrites_none() {
     };
     let disk = dir.path().join("new.raw");
     let opened = Backup::open(&folder, &quiet()).unwrap();
-    opened.restore(&[disk.clone()], &quiet()).unwrap();
+    opened
+        .restore(std::slice::from_ref(&disk), &quiet())
+        .unwrap();
     assert!(std::fs::read(&disk).unwrap() == vec![7; 1 << 20]);
     let again = opened.restore(&[disk], &quiet()).unwrap_err().to_string();
     assert!(again.contains("overwrites nothing"), "{again}");
