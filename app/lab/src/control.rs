@@ -98,11 +98,16 @@ impl Control {
 
     /// The guest's console, as a stream of raw bytes both ways.
     pub fn console(&self) -> Result<UnixStream, ControlError> {
-        let (stream, _) = self.ask(&json!({"op": "console"}))?;
+        Ok(self.open(&json!({"op": "console"}))?.0)
+    }
+
+    /// Asks, and returns the connection with the answer: more follows on it.
+    pub fn open(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {
+        let (stream, answer) = self.ask(request)?;
         stream
             .set_read_timeout(None)
             .map_err(|error| self.garbled(error))?;
-        Ok(stream)
+        Ok((stream, answer))
     }
 
     fn ask(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {
@@ -113,13 +118,32 @@ impl Control {
                 source,
             })
         })?;
+        let answer = self.answer(&mut stream, request, deadline)?;
+        Ok((stream, answer))
+    }
+
+    /// Asks once more on a connection that an answer has left open.
+    pub fn ask_again(
+        &self,
+        stream: &mut UnixStream,
+        request: &Value,
+    ) -> Result<Value, ControlError> {
+        self.answer(stream, request, Instant::now() + self.within)
+    }
+
+    fn answer(
+        &self,
+        stream: &mut UnixStream,
+        request: &Value,
+        deadline: Instant,
+    ) -> Result<Value, ControlError> {
         let broken = |error| self.unheard(error, |error| self.garbled(error));
         writeln!(stream, "{request}").map_err(broken)?;
-        let line = read_line(&mut stream, deadline).map_err(broken)?;
+        let line = read_line(stream, deadline).map_err(broken)?;
         let answer: Value = serde_json::from_str(&line).map_err(|error| self.garbled(error))?;
         match answer.get("error").and_then(Value::as_str) {
             Some(error) => Err(ControlError::Refused(error.to_owned())),
-            None => Ok((stream, answer)),
+            None => Ok(answer),
         }
     }
 

@@ -54,6 +54,7 @@
 
 //! ```
 
+pub mod backup;
 pub mod config;
 pub mod console;
 pub mod control;

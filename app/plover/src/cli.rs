@@ -172,6 +172,44 @@ pub enum Command {
         #[command(subcommand)]
         command: MemberCommand,
     },
+    /// Back up the guest's disks while it runs; on the host of the secondary.
+    ///
+    /// The disks are as of one sync: everything that clients were told before the command began is in them, as after a
+    /// power loss at that moment. Nothing is stopped for it. The backup is a new folder below DIR, named after the group and
+    /// the time, with a qcow2 image for each disk that the guest writes, their checksums, and what they are of. It appears
+    /// when it is whole. Memory is not in it, nor disks that the guest only reads. Needs the package qemu-utils.
+    #[command(
+        after_help = "Example:\n  plover backup --run-dir /run/plover/shop-db --to /srv/backup"
+    )]
+    Backup {
+        /// The folder for backups. Not on the disk that holds the guest's.
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+        /// Keep so many MiB of old content at most, of blocks that the guest writes meanwhile, in `paths.state_dir`. If it
+        /// writes more, the backup ends, and the guest goes on.
+        #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+        keep_mib: u64,
+        /// Read so many MiB a second at most.
+        #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+        mib_per_s: u64,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Make the disks of a new group from a backup; on the host of its first leader.
+    ///
+    /// Verifies the backup's checksums, and writes raw images where the configuration wants them. Overwrites nothing. The
+    /// group's first start boots from them, and the other replicas are filled by copy.
+    #[command(
+        after_help = "Example:\n  plover restore --from /srv/backup/shop-db-20261124T170000Z --config /etc/plover/shop-db.toml"
+    )]
+    Restore {
+        /// The backup: a folder that `plover backup` has made.
+        #[arg(long, value_name = "DIR")]
+        from: PathBuf,
+        /// The configuration of the new group's first leader, as `plover init` writes it.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Open the guest's serial console; Ctrl-] leaves it. Works on any host of the group.
     #[command(after_help = "Example:\n  plover console --run-dir /run/plover/shop-db")]
     Console {

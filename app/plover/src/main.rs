@@ -11,6 +11,7 @@
 //!  plover switchover                moves the lead
 //!  plover drain, undrain            clears a host of its roles
 //!  plover console, shutdown, start  the guest, wherever it is
+//!  plover backup, restore           the guest's disks, into a folder and from there
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover run --config FILE -- …     one replica of an unmodified program
 //!  plover log …                     a replicated log by hand
@@ -23,6 +24,7 @@
 //! 130 interrupted. `plover lab exec` exits with the code of what it ran.
 
 mod at;
+mod backup;
 mod bench;
 mod check;
 mod cli;
@@ -51,6 +53,7 @@ mod run;
 mod target;
 
 use clap::Parser;
+use plover_lab::backup::Limits;
 use plover_lab::prerequisites::Missing;
 use plover_lab::up::is_interruption;
 use std::io::Write;
@@ -102,6 +105,19 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),
         cli::Command::Member { command } => operate::change_members(&command),
+        cli::Command::Backup {
+            to,
+            keep_mib,
+            mib_per_s,
+            at,
+        } => {
+            let limits = Limits {
+                keep_mib,
+                mib_per_s,
+            };
+            backup::take(&at.control()?, &to, limits)
+        }
+        cli::Command::Restore { from, config } => backup::restore(&from, &config),
         cli::Command::Console { at } => operate::console(&at.control()?),
         cli::Command::Shutdown { at } => operate::shut_down(&at.control()?),
         cli::Command::Start { at } => operate::start(&at.control()?),

@@ -13,7 +13,7 @@ use crate::nbd;
 use crate::worker::{self, DiskEvent, Job, Work};
 pub use attachment::Attachment;
 pub use blocks::Blocks;
-pub(crate) use inner::Inner;
+pub(crate) use inner::{Inner, cannot};
 use plover_types::SyncNo;
 use rustix::fd::AsRawFd;
 use server::Server;
@@ -204,6 +204,7 @@ impl Disks {
             inner: Arc::clone(inner),
             blocks: self.opened().blocks(life),
             works: works.clone(),
+            kept_in: self.journal.parent().unwrap_or(Path::new(".")).into(),
             ours: Vec::new(),
             theirs: Vec::new(),
         };

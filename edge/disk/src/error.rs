@@ -66,6 +66,14 @@ pub enum DiskError {
         /// The error of `qemu-img`.
         why: String,
     },
+    /// `qemu-img` could not write a backup of a disk, or could not read the disk.
+    #[error("cannot write the backup {path}: {}", if why.is_empty() { "qemu-img was ended" } else { why })]
+    NotExported {
+        /// The backup's file.
+        path: PathBuf,
+        /// The error of `qemu-img`.
+        why: String,
+    },
     /// The image's size is not what it should be.
     #[error("{path} has {found} bytes, not {wanted}: all replicas need a disk of the same size")]
     WrongSize {

@@ -2,18 +2,21 @@
 
 use crate::DiskSpec;
 use crate::error::{DiskError, io_error};
+use crate::health::lock;
 use crate::holes;
 use crate::import::Format;
 use crate::lock::Locked;
+use crate::snapshot::Kept;
 use crate::written::Written;
 use plover_types::DISK_BLOCK_BYTES;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use std::fs::OpenOptions;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An open image.
@@ -36,6 +39,8 @@ pub(crate) struct Image {
     syncing: Mutex<()>,
     /// Since when a guest's request waits for this image.
     pub asked: Mutex<Option<Instant>>,
+    /// While there is a snapshot: where blocks go before they are written, and the number of this image there.
+    pub(crate) kept: Mutex<Option<(usize, Arc<Kept>)>>,
 }
 
 impl Image {
@@ -100,6 +105,7 @@ impl Image {
             broken: AtomicBool::new(false),
             syncing: Mutex::new(()),
             asked: Mutex::new(None),
+            kept: Mutex::new(None),
         })
     }
 
@@ -126,6 +132,7 @@ impl Image {
 
     /// Writes. If the guest is the writer, the caller notes the blocks.
     pub(crate) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.keep(std::iter::once(blocks_of(offset, from.len() as u64)));
         let result = self.file.write_all_at(from, offset);
         // A failed write may have written a part.
         self.unsynced.store(true, Ordering::Release);
@@ -137,6 +144,7 @@ impl Image {
         if bytes == 0 {
             return Ok(());
         }
+        self.keep(self.data_in(blocks_of(offset, bytes)));
         let flags = if hole {
             FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
         } else {
@@ -163,11 +171,27 @@ impl Image {
         Ok(())
     }
 
+    /// `runs` of blocks are about to be written: a snapshot keeps what is there.
+    fn keep(&self, runs: impl Iterator<Item = Range<u32>>) {
+        let kept = lock(&self.kept).clone();
+        if let Some((image, kept)) = kept {
+            kept.keep(image, runs, |offset, to| self.read(offset, to));
+        }
+    }
+
+    /// The runs among `blocks` that may not be zero.
+    fn data_in(&self, blocks: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+        let mut from = blocks.start;
+        std::iter::from_fn(move || {
+            let (start, end) = self.next_data(from)?;
+            from = end;
+            Some(start.max(blocks.start)..end.min(blocks.end)).filter(|run| !run.is_empty())
+        })
+    }
+
     /// Notes that the guest has written these bytes.
     pub(crate) fn note(&self, offset: u64, bytes: u64) {
-        let block = DISK_BLOCK_BYTES as u64;
-        self.written
-            .note((offset / block) as u32..(offset + bytes).div_ceil(block) as u32);
+        self.written.note(blocks_of(offset, bytes));
     }
 
     /// Makes all earlier writes durable.
@@ -201,4 +225,10 @@ impl Image {
     pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {
         holes::next_data(&*self.file, self.bytes, block)
     }
+}
+
+/// The blocks that these bytes lie in.
+fn blocks_of(offset: u64, bytes: u64) -> Range<u32> {
+    let block = DISK_BLOCK_BYTES as u64;
+    (offset / block) as u32..(offset + bytes).div_ceil(block) as u32
 }

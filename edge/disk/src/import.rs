@@ -177,9 +177,6 @@ fn qemu_img(
     to: Option<&Path>,
     file_bytes_max: u64,
 ) -> Result<Command, DiskError> {
-    if !confines_files() {
-        return Err(DiskError::NotConfined(image.into()));
-    }
     // Absolute, so that a name is never read as an option or as "protocol:". Without links, since what the image
     // names is beside the file itself.
     let image = image
@@ -193,11 +190,23 @@ fn qemu_img(
         write: to.clone().into_iter().collect(),
     };
     let mut command = Command::new("qemu-img");
-    command
-        .args(arguments)
-        .arg(image)
-        .args(to)
-        .stdin(Stdio::null());
+    command.args(arguments).arg(&image).args(to);
+    confine(&mut command, &image, &files, file_bytes_max)?;
+    Ok(command)
+}
+
+/// Lets `command`, which is `qemu-img` for `image`, have these files and nothing else, and write at most
+/// `file_bytes_max` to one.
+pub(crate) fn confine(
+    command: &mut Command,
+    image: &Path,
+    files: &Files,
+    file_bytes_max: u64,
+) -> Result<(), DiskError> {
+    if !confines_files() {
+        return Err(DiskError::NotConfined(image.into()));
+    }
+    command.stdin(Stdio::null());
     // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
     unsafe {
         command.pre_exec(move || {
@@ -215,13 +224,13 @@ fn qemu_img(
             Ok(())
         });
     }
-    Confinement::new(&files)
+    Confinement::new(files)
         .map_err(DiskError::Confine)?
-        .apply(&mut command);
-    Ok(command)
+        .apply(command);
+    Ok(())
 }
 
-fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
+pub(crate) fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
     let path = path.to_path_buf();
     move |error| match error.kind() {
         io::ErrorKind::NotFound => DiskError::NoTool(path),
@@ -233,10 +242,15 @@ fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
     }
 }
 
-fn refused(path: &Path, stderr: &[u8]) -> DiskError {
+/// What `qemu-img` has said, in a line.
+pub(crate) fn said(stderr: &[u8]) -> String {
     let said = String::from_utf8_lossy(stderr);
     let why = said.trim().trim_start_matches("qemu-img: ");
-    let mut why = why.replace('\n', "; ");
+    why.replace('\n', "; ")
+}
+
+fn refused(path: &Path, stderr: &[u8]) -> DiskError {
+    let mut why = said(stderr);
     if why.contains("Permission denied") {
         why += "; backing files and extents must be in the folder of the image";
     }
@@ -247,7 +261,7 @@ fn refused(path: &Path, stderr: &[u8]) -> DiskError {
 }
 
 /// Reads `    (12.34/100%)\r` over and over.
-fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) {
+pub(crate) fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) {
     let (mut number, mut told, mut byte) = (String::new(), 0, [0]);
     while from.read(&mut byte).is_ok_and(|count| count == 1) {
         match byte[0] {

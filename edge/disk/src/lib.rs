@@ -65,6 +65,7 @@
 
 mod disks;
 mod error;
+pub mod export;
 #[doc(hidden)]
 pub mod fuzz;
 mod health;
@@ -74,10 +75,12 @@ pub mod import;
 mod journal;
 mod lock;
 mod nbd;
+mod snapshot;
 mod worker;
 mod written;
 
 pub use disks::{Attachment, Blocks, DiskSpec, Disks};
 pub use error::DiskError;
 pub use journal::Batch;
+pub use snapshot::{Snapshot, SnapshotDisk, SnapshotLimits};
 pub use worker::DiskEvent;

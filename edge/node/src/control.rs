@@ -1,8 +1,10 @@
 //! The control socket, for people and tools.
 //!
 //! `control.sock` in the run directory, mode 0600. Each request and each answer is one JSON object on one
-//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream.
+//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream; after that to `{"op":"backup_disk"}`
+//! it is served over NBD. A backup lasts as long as the connection that asked for `{"op":"backup"}`.
 
+use plover_disk::{Snapshot, SnapshotLimits};
 use plover_replica::MemberOrder;
 use plover_replica::newest::DiskCopy;
 use plover_types::ReplicaId;
@@ -26,6 +28,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long the statuses of the others are waited for.
 const STATUS_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a backup waits for the sync as of which it is. An idle guest's come twice a second.
+const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
 const CONSOLE_CHUNKS_MAX: usize = 256;
@@ -79,6 +84,10 @@ pub(crate) enum Op {
         #[serde(default)]
         others: Vec<DiskCopy>,
     },
+    /// Begin a backup of the guest's disks, as of the next sync. It lasts as long as this connection.
+    Backup { keep_mib: u64, mib_per_s: u64 },
+    /// Read a disk of the running backup with this number.
+    BackupDisk { backup: u64, disk: usize },
     /// End this replica.
     Shutdown,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
@@ -129,6 +138,16 @@ pub(crate) enum Request {
         output: SyncSender<Vec<u8>>,
         reply: Sender<Value>,
     },
+    /// Take a snapshot of the disks at the next sync.
+    Snapshot {
+        limits: SnapshotLimits,
+        reply: Sender<Result<Taken, String>>,
+    },
+    /// The running backup with this number.
+    RunningBackup {
+        number: u64,
+        reply: Sender<Result<Arc<Snapshot>, String>>,
+    },
     /// Another replica is asked where it stands.
     AskStatus {
         of: ReplicaId,
@@ -140,6 +159,13 @@ pub(crate) enum Request {
     Stop {
         at_once: bool,
     },
+}
+
+/// A snapshot, and what the operator is told of it.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub snapshot: Arc<Snapshot>,
+    pub about: Value,
 }
 
 /// Asks a running node to end, from a signal handler's thread.
@@ -262,13 +288,30 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
                 let (output, chunks) = sync_channel(CONSOLE_CHUNKS_MAX);
                 let answer = ask(handle, |reply| Request::Attach { output, reply });
                 if answer.get("error").is_none() {
-                    if writeln!(writer, "{answer}").is_ok() {
-                        console(reader, writer, chunks, handle);
-                    }
-                    return;
+                    // Somebody who has gone already may have typed something before.
+                    let _ = writer.write_all(format!("{answer}\n").as_bytes());
+                    return console(reader, writer, chunks, handle);
                 }
                 answer
             }
+            Ok(Op::Backup {
+                keep_mib,
+                mib_per_s,
+            }) => match snapshot(handle, keep_mib, mib_per_s) {
+                Ok(taken) => return backup(reader, writer, &taken),
+                Err(why) => json!({"error": why}),
+            },
+            Ok(Op::BackupDisk { backup, disk }) => match running_backup(handle, backup) {
+                Ok(snapshot) => {
+                    let _ = writeln!(writer, "{}", json!({"ok": true}));
+                    // The client has waited for the answer, so nothing of it is in the reader's buffer.
+                    if let Err(error) = snapshot.serve(disk, reader.into_inner()) {
+                        tracing::debug!(disk, %error, "the connection of a backup ended");
+                    }
+                    return;
+                }
+                Err(why) => json!({"error": why}),
+            },
             Ok(Op::Group) => group(handle),
             Ok(op) => ask(handle, |reply| Request::Op { op, reply }),
             Err(error) => json!({"error": format!("not a request: {error}")}),
@@ -292,6 +335,60 @@ fn ask(handle: &StopHandle, request: impl FnOnce(Sender<Value>) -> Request) -> V
             ANSWER_WITHIN.as_secs()
         )}),
     }
+}
+
+/// Waits for the next sync and the snapshot that is taken there.
+fn snapshot(handle: &StopHandle, keep_mib: u64, mib_per_s: u64) -> Result<Taken, String> {
+    let (reply, answer) = channel();
+    let limits = SnapshotLimits {
+        kept_bytes: keep_mib << 20,
+        bytes_per_s: mib_per_s << 20,
+    };
+    handle.send(Request::Snapshot { limits, reply });
+    match answer.recv_timeout(SNAPSHOT_WITHIN) {
+        Ok(taken) => taken,
+        Err(RecvTimeoutError::Disconnected) => {
+            Err("another backup was asked for meanwhile, or this replica is ending".into())
+        }
+        Err(RecvTimeoutError::Timeout) => Err(format!(
+            "no sync has ended within {} s, and a backup is of the disks as of one: look at `plover status`; a guest \
+             that is paused is not synced",
+            SNAPSHOT_WITHIN.as_secs()
+        )),
+    }
+}
+
+fn running_backup(handle: &StopHandle, number: u64) -> Result<Arc<Snapshot>, String> {
+    let (reply, answer) = channel();
+    handle.send(Request::RunningBackup { number, reply });
+    let answer = answer.recv_timeout(ANSWER_WITHIN);
+    answer.unwrap_or_else(|_| Err("this replica does not answer, or is ending".into()))
+}
+
+/// Tells the client about its backup, and at each further line whether it is still good. Ends it when the client leaves.
+fn backup(mut reader: BufReader<UnixStream>, mut writer: UnixStream, taken: &Taken) {
+    let mut answer = taken.about.clone();
+    while writeln!(writer, "{answer}").is_ok() {
+        let mut line = String::new();
+        if !(&mut reader)
+            .take(LINE_BYTES_MAX)
+            .read_line(&mut line)
+            .is_ok_and(|bytes| bytes > 0)
+        {
+            break;
+        }
+        answer = match taken.snapshot.kept_bytes() {
+            Ok(kept_bytes) => json!({"ok": true, "kept_bytes": kept_bytes}),
+            Err(why) => json!({"error": why}),
+        };
+    }
+    taken
+        .snapshot
+        .end("the command that made the backup has ended");
+    tracing::info!(
+        event = "backup_ended",
+        "the backup of the guest's disks has ended"
+    );
 }
 
 /// Where all replicas stand. One that does not answer in time is named as such: `{"id": 2, "silent": "why"}`.

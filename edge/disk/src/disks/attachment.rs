@@ -2,10 +2,12 @@
 
 use super::blocks::Blocks;
 use super::inner::Inner;
+use crate::snapshot::{Snapshot, SnapshotLimits};
 use crate::worker::{DiskEvent, Work};
 use plover_types::{BlockNo, PageLayout, PageSet};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
@@ -16,6 +18,8 @@ pub struct Attachment {
     pub(super) inner: Arc<Inner>,
     pub(super) blocks: Blocks,
     pub(super) works: Sender<Work>,
+    /// The directory for the old content of blocks while there is a snapshot.
+    pub(super) kept_in: PathBuf,
     pub(super) ours: Vec<UnixStream>,
     pub(super) theirs: Vec<OwnedFd>,
 }
@@ -83,6 +87,17 @@ impl Attachment {
             self.inner
                 .tell(DiskEvent::Failed("its thread has ended".into()));
         }
+    }
+
+    /// Takes a snapshot of all writable disks, after the work that was begun before, and hands it to `taken`. The
+    /// guest's requests wait until it is taken, which reads and writes no block.
+    pub fn snapshot(
+        &self,
+        limits: SnapshotLimits,
+        taken: impl FnOnce(Result<Snapshot, String>) + Send + 'static,
+    ) {
+        let dir = self.kept_in.clone();
+        self.begin_writing(move |blocks| taken(Snapshot::take(blocks, &dir, limits)));
     }
 
     /// Waits until all begun work is written; for tests and checksums.

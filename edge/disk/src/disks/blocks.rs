@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 pub struct Blocks {
     pub(crate) inner: Arc<Inner>,
     pub(super) jobs: Sender<Job>,
-    pub(super) life: u64,
+    pub(crate) life: u64,
 }
 
 impl Blocks {

@@ -17,9 +17,9 @@ use std::time::Duration;
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Inner {
-    pub(super) images: Vec<Image>,
+    pub(crate) images: Vec<Image>,
     /// The writable images, each with the number of its first block.
-    pub(super) regions: Vec<(u32, usize)>,
+    pub(crate) regions: Vec<(u32, usize)>,
     pub(super) blocks: u32,
     pub(super) journal: Mutex<Journal>,
     /// Whether the journal says that the images are whole; readable without its lock.
@@ -50,7 +50,7 @@ pub(super) struct Gate {
     pub(super) unwritten: u32,
 }
 
-pub(super) fn cannot(what: &str, image: &Image, error: &io::Error) -> String {
+pub(crate) fn cannot(what: &str, image: &Image, error: &io::Error) -> String {
     format!(
         "cannot {what} the disk image {}: {error}; {}",
         image.path().display(),

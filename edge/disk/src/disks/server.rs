@@ -18,33 +18,55 @@ pub(super) struct Server {
     pub(super) life: u64,
 }
 
-impl Backing for Server {
+impl Server {
     fn image(&self) -> &Image {
         &self.inner.images[self.image]
     }
+}
 
-    fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+impl Backing for Server {
+    fn bytes(&self) -> u64 {
+        self.image().bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.image().read_only
+    }
+
+    fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        self.inner.wait_until_written(self.life);
+        self.image().read(offset, to)
+    }
+
+    /// Waits for unfinished work. Changes nothing if this guest is gone.
+    fn change(
+        &self,
+        offset: u64,
+        bytes: u64,
+        change: &mut dyn FnMut(&Image) -> io::Result<()>,
+    ) -> io::Result<()> {
         let inner = &self.inner;
         inner.wait_for(self.life, |gate| gate.unsettled == 0 && gate.unwritten == 0);
-        let _changing = inner
+        let changing = inner
             .changing
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        if !inner.is_alive(self.life) {
-            return Err(io::ErrorKind::NotConnected.into());
+        let done = if inner.is_alive(self.life) {
+            change(self.image())
+        } else {
+            Err(io::ErrorKind::NotConnected.into())
+        };
+        drop(changing);
+        // Also after a failure: a part may have been written.
+        self.image().note(offset, bytes);
+        if inner.written() >= MANY_BLOCKS && !inner.many_told.swap(true, Ordering::AcqRel) {
+            inner.tell(DiskEvent::ManyWritten);
         }
-        change()
+        done
     }
 
-    fn before_read(&self) {
-        self.inner.wait_until_written(self.life);
-    }
-
-    fn changed(&self) {
-        if self.inner.written() >= MANY_BLOCKS && !self.inner.many_told.swap(true, Ordering::AcqRel)
-        {
-            self.inner.tell(DiskEvent::ManyWritten);
-        }
+    fn flush(&self) -> io::Result<()> {
+        self.image().sync()
     }
 
     fn busy(&self, busy: bool) {

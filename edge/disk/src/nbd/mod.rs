@@ -1,4 +1,4 @@
-//! An NBD server for one connection of one QEMU to one image.
+//! An NBD server for one connection of one QEMU, or `qemu-img`, to one image.
 //!
 //! Requests are carried out one after the other, so a flush covers all requests answered before it. The
 //! crates that serve NBD support neither flushes nor FUA (docs/decisions/0012).
@@ -14,16 +14,23 @@ use crate::image::Image;
 use protocol::{Command, REPLY_BYTES, REQUEST_BYTES, Request, TRANSFER_BYTES_MAX};
 use std::io::{self, Read, Write};
 
-/// Decides when requests reach the image.
+/// What is served: an image for its guest, or a disk as it was ([`crate::Snapshot`]).
 pub(crate) trait Backing {
-    /// The image.
-    fn image(&self) -> &Image;
-    /// Waits until the guest may read.
-    fn before_read(&self);
-    /// Waits until the guest may write, and carries `change` out, unless this guest is gone.
-    fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()>;
-    /// A change was made and noted.
-    fn changed(&self);
+    /// Its size.
+    fn bytes(&self) -> u64;
+    /// Whether every change is refused.
+    fn is_read_only(&self) -> bool;
+    /// Reads, when that may be.
+    fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()>;
+    /// Carries `change` out on the image, when that may be, and notes that these bytes have changed.
+    fn change(
+        &self,
+        offset: u64,
+        bytes: u64,
+        change: &mut dyn FnMut(&Image) -> io::Result<()>,
+    ) -> io::Result<()>;
+    /// Makes all changes durable.
+    fn flush(&self) -> io::Result<()>;
     /// A request begins or ends.
     fn busy(&self, busy: bool);
     /// A request failed.
@@ -32,7 +39,7 @@ pub(crate) trait Backing {
 
 /// Serves until the client leaves or violates the protocol.
 pub(crate) fn serve(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
-    shake_hands(stream, backing.image())?;
+    shake_hands(stream, backing)?;
     let mut buffer = Vec::new();
     loop {
         let mut head = [0; REQUEST_BYTES];
@@ -54,7 +61,7 @@ fn out_of_place(what: &str) -> io::Error {
 }
 
 /// The handshake. All options but GO are answered as unknown: a client that wants to leave then hangs up.
-fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<()> {
+fn shake_hands(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
     use protocol as p;
     let mut greeting = p::GREETING.to_vec();
     greeting.extend(p::HANDSHAKE_FLAGS.to_be_bytes());
@@ -77,7 +84,7 @@ fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<()
         match option {
             p::OPTION_GO if !p::is_go(&data) => reply(p::REPLY_INVALID, &[])?,
             p::OPTION_GO => {
-                for info in p::infos(image.bytes(), image.read_only) {
+                for info in p::infos(backing.bytes(), backing.is_read_only()) {
                     reply(p::REPLY_INFO, &info)?;
                 }
                 return reply(p::REPLY_ACK, &[]);
@@ -119,11 +126,10 @@ fn answer(
 
 /// Carries one request out. The data of a read or write is in `buffer` after the answer's head.
 fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) -> Result<(), u32> {
-    let image = backing.image();
     let (offset, bytes) = (request.offset, u64::from(request.bytes));
     let inside = offset
         .checked_add(bytes)
-        .is_some_and(|end| end <= image.bytes());
+        .is_some_and(|end| end <= backing.bytes());
     if !inside && request.command != Command::Flush {
         return Err(protocol::EINVAL);
     }
@@ -131,32 +137,30 @@ fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) ->
         request.command,
         Command::Write | Command::Trim | Command::WriteZeroes
     );
-    if changes && image.read_only {
+    if changes && backing.is_read_only() {
         return Err(protocol::EPERM);
     }
     let done = match request.command {
         Command::Read if request.bytes > TRANSFER_BYTES_MAX => return Err(protocol::EINVAL),
         Command::Read => {
-            backing.before_read();
             buffer.resize(REPLY_BYTES + request.bytes as usize, 0);
-            image.read(offset, &mut buffer[REPLY_BYTES..])
+            backing.read(offset, &mut buffer[REPLY_BYTES..])
         }
-        Command::Flush => image.sync(),
-        Command::Write => backing.change(&mut || image.write(offset, &buffer[REPLY_BYTES..])),
+        Command::Flush => backing.flush(),
+        Command::Write => backing.change(offset, bytes, &mut |image| {
+            image.write(offset, &buffer[REPLY_BYTES..])
+        }),
         Command::Trim | Command::WriteZeroes => {
             let hole = request.command == Command::Trim || !request.no_hole;
-            backing.change(&mut || image.write_zeroes(offset, bytes, hole))
+            backing.change(offset, bytes, &mut |image| {
+                image.write_zeroes(offset, bytes, hole)
+            })
         }
         Command::Disconnect | Command::Unknown => return Err(protocol::EINVAL),
     };
-    if changes {
-        // Also after a failure: a part may have been written.
-        image.note(offset, bytes);
-        backing.changed();
-    }
     let done = done.and_then(|()| {
         if changes && request.fua {
-            image.sync()
+            backing.flush()
         } else {
             Ok(())
         }

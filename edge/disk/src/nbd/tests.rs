@@ -45,14 +45,28 @@ struct Plain {
 }
 
 impl Backing for Plain {
-    fn image(&self) -> &Image {
-        &self.image
+    fn bytes(&self) -> u64 {
+        self.image.bytes()
     }
-    fn before_read(&self) {}
-    fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
-        change()
+    fn is_read_only(&self) -> bool {
+        self.image.read_only
     }
-    fn changed(&self) {}
+    fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        self.image.read(offset, to)
+    }
+    fn change(
+        &self,
+        offset: u64,
+        bytes: u64,
+        change: &mut dyn FnMut(&Image) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let done = change(&self.image);
+        self.image.note(offset, bytes);
+        done
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.image.sync()
+    }
     fn busy(&self, busy: bool) {
         self.busy.set(self.busy.get() + if busy { 1 } else { -1 });
     }

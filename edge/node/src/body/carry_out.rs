@@ -154,6 +154,7 @@ impl Body {
         if from == Role::Leader {
             self.dismiss_operators();
         }
+        self.dismiss_backup();
         self.unprotected = None;
         self.held.forget();
         self.place();
@@ -178,7 +179,11 @@ impl Body {
                 self.dropped_outputs += *frames as u64;
                 self.held.lose(*frames);
             }
-            Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
+            Note::Applied { sync } => {
+                self.checksum(sync.0);
+                self.take_backup(*sync);
+            }
+            Note::Kept { sync } => self.checksum(sync.0),
             Note::MachineDiffers { own, source } => {
                 tracing::warn!(
                     event = "machines_differ",

@@ -23,6 +23,10 @@ impl Body {
                 Request::Attach { output, reply } => {
                     let _ = reply.send(self.attach(output));
                 }
+                Request::Snapshot { limits, reply } => self.want_backup(limits, reply),
+                Request::RunningBackup { number, reply } => {
+                    let _ = reply.send(self.backup.running(number));
+                }
                 Request::AskStatus { of, reply } => self.ask(of, &Op::Status, None, reply),
                 Request::Typed(bytes) => self.typed(bytes)?,
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
@@ -86,7 +90,9 @@ impl Body {
                 self.crash_at = Some(area);
                 json!({"ok": true})
             }
-            Op::Console => json!({"error": "console is a connection of its own"}),
+            Op::Console | Op::Backup { .. } | Op::BackupDisk { .. } => {
+                json!({"error": "this is a connection of its own, to a replica's own socket"})
+            }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
     }

@@ -1,6 +1,7 @@
 //! The loop.
 
 mod answers;
+mod backup;
 mod carry_out;
 mod control;
 mod ending;
@@ -16,6 +17,7 @@ mod waiting;
 mod work;
 
 use self::answers::Answers;
+use self::backup::Backup;
 use self::failover::Failover;
 use self::printed::Printed;
 use self::relay::Relay;
@@ -159,6 +161,7 @@ struct Body {
     /// How this replica last took over.
     failover: Failover,
     relay: Relay,
+    backup: Backup,
     keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,
     /// Names this process.

@@ -1,6 +1,7 @@
 //! The start of a replica: its files, links, network and disks.
 
 use super::answers::Answers;
+use super::backup::Backup;
 use super::failover::Failover;
 use super::printed::Printed;
 use super::relay::Relay;
@@ -141,6 +142,7 @@ impl Body {
             leaving: None,
             failover: Failover::default(),
             relay: Relay::default(),
+            backup: Backup::default(),
             keys,
             reporter,
             number: process.number,

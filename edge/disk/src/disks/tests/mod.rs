@@ -2,6 +2,7 @@
 
 mod faults;
 mod slow;
+mod snapshot;
 
 use super::*;
 use crate::nbd::Backing;
@@ -99,6 +100,14 @@ fn server(disks: &Disks, image: usize) -> Server {
     Server { inner, image, life }
 }
 
+/// The guest fills a block of the image.
+fn guest_writes(server: &Server, block: u64, fill: u8) -> io::Result<()> {
+    let (at, content) = (block * DISK_BLOCK_BYTES as u64, [fill; DISK_BLOCK_BYTES]);
+    server.change(at, DISK_BLOCK_BYTES as u64, &mut |image| {
+        image.write(at, &content)
+    })
+}
+
 fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
     let mut batch = Batch::new();
     for (block, fill) in blocks {
@@ -140,9 +149,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     disks.settle();
     // It is settled as soon as the guest's write is let through.
     let server = server(&disks, 0);
-    server
-        .change(&mut || server.image().write(0, &[99; DISK_BLOCK_BYTES]))
-        .unwrap();
+    guest_writes(&server, 0, 99).unwrap();
     after[0] = 99;
     after_crash(&after);
 }
@@ -165,9 +172,7 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     drop(busy);
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
     disks.settle();
-    server
-        .change(&mut || server.image().write(0, &[99; DISK_BLOCK_BYTES]))
-        .unwrap();
+    guest_writes(&server, 0, 99).unwrap();
     drop(attachment);
     let copy = scratch.crash();
     let found = contents(&copy.open().attach().unwrap());
@@ -186,14 +191,13 @@ fn the_next_guest_finds_the_staged_blocks() {
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
     std::thread::scope(|scope| {
         // The write waits for a settling that never comes.
-        let late =
-            scope.spawn(|| old.change(&mut || old.image().write(0, &[99; DISK_BLOCK_BYTES])));
+        let late = scope.spawn(|| guest_writes(&old, 0, 99));
         drop(attachment);
         assert!(late.join().unwrap().is_err());
     });
     let attachment = disks.attach().unwrap();
     assert_eq!(contents(&attachment)[..4], [0, 0, 0, 4]);
-    let stale = old.change(&mut || old.image().write(0, &[99; DISK_BLOCK_BYTES]));
+    let stale = guest_writes(&old, 0, 99);
     assert!(stale.is_err());
     assert_eq!(contents(&attachment)[0], 0);
 }

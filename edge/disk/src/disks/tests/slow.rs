@@ -41,10 +41,8 @@ fn work_is_reported_in_order_and_the_guest_waits_for_it() {
     go.send(()).unwrap();
     // The guest reads meanwhile, and gets the written content.
     let server = server(&disks, 2);
-    server.before_read();
     let mut bytes = [0; DISK_BLOCK_BYTES];
     server
-        .image()
         .read(7 * DISK_BLOCK_BYTES as u64, &mut bytes)
         .unwrap();
     assert_eq!(bytes[0], 7);

@@ -1,0 +1,422 @@
+//! Backups of a guest's disks, and new disks from them.
+//!
+//! ```text
+//!   control socket ── backup ──▶ a snapshot, as of the next sync; it lasts as long as the connection
+//!                  ── backup_disk ──▶ NBD ══▶ qemu-img ══▶ DIR/.NAME.part/disk-0.qcow2
+//!   all disks are there, and the snapshot was good until then ──▶ backup.json ──▶ DIR/NAME
+//! ```
+//!
+//! A backup appears under its name when it is whole, and otherwise not at all. A command that is killed leaves a folder
+//! whose name begins with a dot and ends in `.part`.
+
+use crate::control::{Control, ControlError};
+use crate::progress::Progress;
+use anyhow::{Context, Result, bail, ensure};
+use plover_disk::export::export;
+use plover_disk::import::Source;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// The file that says what a backup is.
+const MANIFEST: &str = "backup.json";
+
+/// The form of [`Manifest`] that this release writes and reads.
+const FORMAT: u32 = 1;
+
+/// A little longer than a replica waits for the next sync.
+const BEGUN_WITHIN: Duration = Duration::from_secs(12);
+
+/// How often the replica is asked whether the snapshot is still good.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A line of progress each so many percent.
+const TOLD_EVERY: u8 = 5;
+
+/// How a backup is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// MiB of old content that the replica keeps at most, of blocks that are written meanwhile.
+    pub keep_mib: u64,
+    /// MiB that are read a second at most.
+    pub mib_per_s: u64,
+}
+
+/// What a backup is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The form of this file.
+    pub format: u32,
+    /// The group that it is of, and the replica from whose disks it was read.
+    pub group: String,
+    /// See `group`.
+    pub replica: u8,
+    /// The view and the sync as of which it is.
+    pub view: String,
+    /// See `view`.
+    pub sync: u64,
+    /// When it was begun, by the host's clock.
+    pub taken_at: String,
+    /// The release of Plover.
+    pub plover: String,
+    /// QEMU's release and the guest's machine.
+    pub qemu: String,
+    /// The guest's configuration, as far as a new group may want to know it.
+    pub guest: Value,
+    /// How many disks the guest only reads: they are not in it.
+    pub read_only_disks: usize,
+    /// The disks.
+    pub disks: Vec<DiskFile>,
+}
+
+/// A disk of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskFile {
+    /// Its number in the configuration, from 0.
+    pub disk: usize,
+    /// Its size.
+    pub bytes: u64,
+    /// The qcow2 image beside the manifest, its size and checksum.
+    pub file: String,
+    /// See `file`.
+    pub file_bytes: u64,
+    /// See `file`.
+    pub blake3: String,
+}
+
+/// What a replica answers when a backup begins.
+#[derive(Deserialize)]
+struct Begun {
+    backup: u64,
+    group: String,
+    replica: u8,
+    view: String,
+    sync: u64,
+    qemu: String,
+    guest: Value,
+    read_only_disks: usize,
+    disks: Vec<BegunDisk>,
+}
+
+#[derive(Deserialize)]
+struct BegunDisk {
+    disk: usize,
+    bytes: u64,
+}
+
+/// Backs the guest's disks up into a new folder below `to`, and returns that folder and what is in it.
+///
+/// # Errors
+/// The replica refuses, or the backup ended before it was whole. Nothing of it is left.
+pub fn take(
+    control: &Control,
+    to: &Path,
+    limits: Limits,
+    progress: &Progress,
+) -> Result<(PathBuf, Manifest)> {
+    ensure!(
+        to.is_dir(),
+        "{} is no folder: name one that exists, and the backup gets a folder of its own in it",
+        to.display()
+    );
+    let mut lease = Lease::begin(control, limits)?;
+    let begun = &lease.begun;
+    let taken_at = OffsetDateTime::now_utc().replace_nanosecond(0)?;
+    let taken_at = taken_at.format(&Rfc3339)?;
+    // Without the colons, which other tools take for the end of a host's name.
+    let name = format!("{}-{}", begun.group, taken_at.replace(['-', ':'], ""));
+    let mut manifest = Manifest {
+        format: FORMAT,
+        group: begun.group.clone(),
+        replica: begun.replica,
+        view: begun.view.clone(),
+        sync: begun.sync,
+        taken_at,
+        plover: env!("CARGO_PKG_VERSION").into(),
+        qemu: begun.qemu.clone(),
+        guest: begun.guest.clone(),
+        read_only_disks: begun.read_only_disks,
+        disks: Vec::new(),
+    };
+    progress.say(format_args!(
+        "a backup of {} begins, as of sync {} of view {}",
+        begun.group, begun.sync, begun.view
+    ));
+    let part = Part::make(to, &name)?;
+    for i in 0..lease.begun.disks.len() {
+        let disk = copy(control, &mut lease, i, &part.folder, progress);
+        manifest
+            .disks
+            .push(disk.context("nothing of this backup is kept")?);
+    }
+    Ok((part.finish(&manifest)?, manifest))
+}
+
+/// A running backup: it lasts as long as this connection.
+struct Lease<'a> {
+    control: &'a Control,
+    stream: UnixStream,
+    begun: Begun,
+    looked_at: Instant,
+}
+
+impl<'a> Lease<'a> {
+    fn begin(control: &'a Control, limits: Limits) -> Result<Self> {
+        let request =
+            json!({"op": "backup", "keep_mib": limits.keep_mib, "mib_per_s": limits.mib_per_s});
+        let (stream, answer) = control.clone().within(BEGUN_WITHIN).open(&request)?;
+        Ok(Self {
+            control,
+            stream,
+            begun: serde_json::from_value(answer)
+                .context("the replica's answer is not understood: it is of another release")?,
+            looked_at: Instant::now(),
+        })
+    }
+
+    /// Fails if the snapshot has ended, with the reason.
+    fn check(&mut self) -> Result<()> {
+        self.looked_at = Instant::now();
+        match self.control.ask_again(&mut self.stream, &json!({})) {
+            Ok(_) => Ok(()),
+            Err(ControlError::Refused(why)) => bail!("the backup has ended: {why}"),
+            Err(error) => bail!(
+                "the replica that the backup is read from has ended or stands still: look at its log, and begin another \
+                 backup ({error})"
+            ),
+        }
+    }
+}
+
+/// Copies a disk of a running backup into `folder`.
+fn copy(
+    control: &Control,
+    lease: &mut Lease,
+    i: usize,
+    folder: &Path,
+    progress: &Progress,
+) -> Result<DiskFile> {
+    let BegunDisk { disk, bytes } = lease.begun.disks[i];
+    let file = format!("disk-{disk}.qcow2");
+    let path = folder.join(&file);
+    let request = json!({"op": "backup_disk", "backup": lease.begun.backup, "disk": disk});
+    let (source, _) = control.open(&request)?;
+    let mut ended = Ok(());
+    let tell = |percent| say_percent(progress, &format!("disk {disk}: written"), percent, bytes);
+    let copied = export(source, bytes, &path, tell, || {
+        ended = progress.check().map_err(Into::into);
+        if ended.is_ok() && lease.looked_at.elapsed() >= LOOK_EVERY {
+            ended = lease.check();
+        }
+        ended.is_ok()
+    });
+    // Ctrl-C reaches `qemu-img` as well; and a snapshot that has ended is the reason for its error.
+    progress.check()?;
+    ended?;
+    lease.check()?;
+    copied?;
+    let (file_bytes, blake3) = checksum(&path, progress)?;
+    Ok(DiskFile {
+        disk,
+        bytes,
+        file,
+        file_bytes,
+        blake3,
+    })
+}
+
+fn say_percent(progress: &Progress, what: &str, percent: u8, bytes: u64) {
+    if percent % TOLD_EVERY == 0 {
+        progress.say(format_args!("{what} {percent}% of {} MiB", bytes >> 20));
+    }
+}
+
+/// A file's size and checksum.
+fn checksum(path: &Path, progress: &Progress) -> Result<(u64, String)> {
+    let read = || -> Result<(u64, String)> {
+        let (mut file, mut hasher) = (File::open(path)?, blake3::Hasher::new());
+        let (mut bytes, mut part) = (0, vec![0; 1 << 20]);
+        loop {
+            progress.check()?;
+            match file.read(&mut part)? {
+                0 => return Ok((bytes, hasher.finalize().to_string())),
+                read => {
+                    bytes += read as u64;
+                    hasher.update(&part[..read]);
+                }
+            }
+        }
+    };
+    read().with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The folder of a backup that is not whole yet. Dropping it removes it.
+struct Part {
+    folder: PathBuf,
+    named: PathBuf,
+}
+
+impl Part {
+    fn make(to: &Path, name: &str) -> Result<Self> {
+        let part = Self {
+            folder: to.join(format!(".{name}.part")),
+            named: to.join(name),
+        };
+        ensure!(
+            !part.named.exists(),
+            "{} is there already: begin again a second later",
+            part.named.display()
+        );
+        // A guest's disks are for nobody else to read.
+        let made = DirBuilder::new().mode(0o700).create(&part.folder);
+        made.with_context(|| {
+            format!(
+                "cannot make a folder in {}: let this user write there",
+                to.display()
+            )
+        })?;
+        Ok(part)
+    }
+
+    /// The backup is whole.
+    fn finish(self, manifest: &Manifest) -> Result<PathBuf> {
+        let path = self.folder.join(MANIFEST);
+        let write = || -> io::Result<()> {
+            std::fs::write(&path, format!("{:#}\n", serde_json::to_value(manifest)?))?;
+            File::open(&path)?.sync_all()?;
+            File::open(&self.folder)?.sync_all()?;
+            std::fs::rename(&self.folder, &self.named)?;
+            File::open(self.named.parent().unwrap_or(&self.named))?.sync_all()
+        };
+        write().with_context(|| format!("cannot write {}", self.named.display()))?;
+        Ok(self.named.clone())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // It is not there if the backup has its name.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A backup whose files are as they were written.
+#[derive(Debug)]
+pub struct Backup {
+    folder: PathBuf,
+    /// What it is.
+    pub manifest: Manifest,
+}
+
+impl Backup {
+    /// Opens the backup in `folder`, and verifies the sizes and checksums of its files.
+    ///
+    /// # Errors
+    /// There is no whole backup, or it is damaged.
+    pub fn open(folder: &Path, progress: &Progress) -> Result<Self> {
+        let path = folder.join(MANIFEST);
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            format!(
+                "{} is no whole backup: cannot read {}",
+                folder.display(),
+                path.display()
+            )
+        })?;
+        let written = serde_json::from_str::<Value>(&text);
+        let format = written.ok().and_then(|it| it["format"].as_u64());
+        ensure!(
+            format.is_none_or(|format| format == u64::from(FORMAT)),
+            "{} was written by another release (format {}, and this one has {FORMAT}): restore it with that release",
+            path.display(),
+            format.unwrap_or_default()
+        );
+        let manifest: Manifest = serde_json::from_str(&text)
+            .with_context(|| format!("{} is damaged: take another backup", path.display()))?;
+        for disk in &manifest.disks {
+            let path = folder.join(&disk.file);
+            ensure!(
+                Path::new(&disk.file).components().count() == 1,
+                "{} names a file outside of the backup: {}",
+                folder.join(MANIFEST).display(),
+                disk.file
+            );
+            progress.say(format_args!("{} is verified", path.display()));
+            let found = checksum(&path, progress)?;
+            ensure!(
+                found == (disk.file_bytes, disk.blake3.clone()),
+                "{} is damaged: it has {} bytes and the checksum {}, and had {} and {} when it was written; take another \
+                 backup",
+                path.display(),
+                found.0,
+                found.1,
+                disk.file_bytes,
+                disk.blake3
+            );
+        }
+        Ok(Self {
+            folder: folder.into(),
+            manifest,
+        })
+    }
+
+    /// Makes the disks as new raw images at `paths`, all or none. Each belongs to the owner of its folder.
+    ///
+    /// # Errors
+    /// A file is there already, or cannot be written; none of the new images is left.
+    pub fn restore(&self, paths: &[PathBuf], progress: &Progress) -> Result<()> {
+        let disks = &self.manifest.disks;
+        ensure!(
+            paths.len() == disks.len(),
+            "the backup has {} disks, and there are places for {}",
+            disks.len(),
+            paths.len()
+        );
+        for path in paths {
+            ensure!(
+                !path.exists(),
+                "{} is there already, and a restore overwrites nothing: move it away, or name another place",
+                path.display()
+            );
+        }
+        let mut made = Vec::new();
+        let restored = disks.iter().zip(paths).try_for_each(|(disk, path)| {
+            progress.check()?;
+            made.push(path);
+            let tell = |percent| {
+                let what = format!("{}: restored", path.display());
+                say_percent(progress, &what, percent, disk.bytes);
+            };
+            let source = Source::look(&self.folder.join(&disk.file))?
+                .with_context(|| format!("{} is no qcow2 image", disk.file))?;
+            ensure!(
+                source.bytes() == disk.bytes,
+                "{} has a disk of {} bytes, and {MANIFEST} says {}",
+                disk.file,
+                source.bytes(),
+                disk.bytes
+            );
+            source.import(path, tell)?;
+            progress.check()?;
+            let folder = path.parent().unwrap_or(Path::new("."));
+            let owner = std::fs::metadata(folder)?;
+            std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid())).with_context(
+                || format!("cannot give {} to the owner of its folder", path.display()),
+            )
+        });
+        restored.inspect_err(|_| {
+            for path in made {
+                let _ = std::fs::remove_file(path);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

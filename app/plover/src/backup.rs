@@ -1,0 +1,152 @@
+//! `plover backup` and `plover restore`.
+
+use crate::output;
+use anyhow::{Result, ensure};
+use plover_lab::backup::{self, Backup, Limits, Manifest};
+use plover_lab::control::Control;
+use plover_lab::progress::Progress;
+use plover_node::ReplicaConfig;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The nice value of `qemu-img` and of checksums: guests come first.
+const NICE: i32 = 19;
+
+/// Backs up the disks of the guest whose secondary runs on this host.
+pub fn take(control: &Control, to: &Path, limits: Limits) -> Result<ExitCode> {
+    let progress = Progress::interruptible(false)?;
+    rustix::process::setpriority_process(None, NICE)?;
+    let (folder, manifest) = backup::take(control, to, limits, &progress)?;
+    output::line(format_args!(
+        "{} has {} as of sync {} of view {}",
+        folder.display(),
+        disks_in_words(&manifest),
+        manifest.sync,
+        manifest.view
+    ))?;
+    if manifest.read_only_disks > 0 {
+        output::line(format_args!(
+            "not in it: {} that the guest only reads",
+            count(manifest.read_only_disks)
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn disks_in_words(manifest: &Manifest) -> String {
+    let bytes: u64 = manifest.disks.iter().map(|disk| disk.bytes).sum();
+    format!("{} of {} MiB", count(manifest.disks.len()), bytes >> 20)
+}
+
+fn count(disks: usize) -> String {
+    match disks {
+        1 => "1 disk".into(),
+        more => format!("{more} disks"),
+    }
+}
+
+/// Makes the disks of a new group.
+pub fn restore(from: &Path, config: &Path) -> Result<ExitCode> {
+    let progress = Progress::interruptible(false)?;
+    let config = ReplicaConfig::load(config)?;
+    let group = &config.group;
+    ensure!(
+        group.me == group.first_leader,
+        "replica {} does not boot the guest of a new group: run this command on the host of replica {}, whose disks the \
+         others get by copy",
+        group.me,
+        group.first_leader
+    );
+    let state = &config.paths.state_dir;
+    ensure!(
+        is_empty(state)?,
+        "{} is not empty, and a replica that has run there boots no restored disks: name another paths.state_dir, or \
+         move that one away",
+        state.display()
+    );
+    let backup = Backup::open(from, &progress)?;
+    let paths = places(&backup.manifest, &config)?;
+    backup.restore(&paths, &progress)?;
+    for difference in differences(&backup.manifest, &config) {
+        output::line(format_args!("note: {difference}"))?;
+    }
+    output::line(format_args!(
+        "replica {} of {} has {} of {}, as of {}: start the replicas of all hosts",
+        group.me,
+        group.name,
+        disks_in_words(&backup.manifest),
+        backup.manifest.group,
+        backup.manifest.taken_at
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_empty(folder: &Path) -> io::Result<bool> {
+    match std::fs::read_dir(folder) {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the configuration wants each disk of the backup.
+fn places(manifest: &Manifest, config: &ReplicaConfig) -> Result<Vec<PathBuf>> {
+    let writable = config.disk.iter().filter(|disk| !disk.readonly).count();
+    ensure!(
+        writable == manifest.disks.len(),
+        "the backup has {}, and the configuration names {writable} that the guest writes: let [[disk]] name those of the \
+         backup",
+        count(manifest.disks.len())
+    );
+    let place = |(number, bytes): (usize, u64)| -> Result<PathBuf> {
+        let disk = config.disk.get(number).filter(|disk| !disk.readonly);
+        let Some(disk) = disk else {
+            anyhow::bail!(
+                "[[disk]] number {number} (from 0) is not one that the guest writes, and in the backup it is"
+            );
+        };
+        let path = &disk.path;
+        ensure!(
+            !is_imported(path),
+            "{} is to be imported by its name, and a restore makes a raw image: give it a name that ends in .raw",
+            path.display()
+        );
+        let mib = disk.size_mib.unwrap_or(bytes >> 20);
+        ensure!(
+            mib << 20 == bytes,
+            "the configuration says size_mib = {mib} of {}, and the backup's disk has {} MiB: write that",
+            path.display(),
+            bytes >> 20
+        );
+        Ok(path.clone())
+    };
+    let disks = manifest.disks.iter();
+    disks
+        .map(|disk| (disk.disk, disk.bytes))
+        .map(place)
+        .collect()
+}
+
+fn is_imported(path: &Path) -> bool {
+    plover_disk::import::Format::of_name(path).is_some()
+}
+
+/// What differs between the guest that was backed up and the configuration.
+fn differences(manifest: &Manifest, config: &ReplicaConfig) -> Vec<String> {
+    let guest = &config.guest;
+    let now = [
+        ("machine", guest.machine.to_string()),
+        ("vcpus", guest.vcpus.to_string()),
+        ("mem_mib", guest.mem_mib.to_string()),
+        ("mac", guest.mac.to_string()),
+    ];
+    let differs = |(key, now): (&str, String)| {
+        let was = match &manifest.guest[key] {
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        (was != now).then(|| format!("guest.{key} was {was}, and is {now} now"))
+    };
+    now.into_iter().filter_map(differs).collect()
+}

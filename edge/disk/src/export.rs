@@ -1,0 +1,95 @@
+//! Writes a disk that is served over NBD into an image of its own: a backup.
+//!
+//! `qemu-img` does it, confined as in [`crate::import`]: it has the connection and the new file, and nothing else.
+
+use crate::error::{DiskError, io_error};
+use crate::import::{confine, read_progress, said, tool_error};
+use plover_confine::Files;
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::{FdFlags, fcntl_setfd};
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// The most that a qcow2 image takes of a disk that has no zeroes: its tables name each cluster of 64 KiB with 10 bytes.
+fn image_bytes_max(disk_bytes: u64) -> u64 {
+    disk_bytes + disk_bytes / 1024 + (16 << 20)
+}
+
+/// How often the caller is asked whether to go on.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Makes the qcow2 image `to` of the disk of `bytes` that `from` serves, as long as `goes_on`. Calls `progress` with
+/// each finished percent.
+///
+/// # Errors
+/// The disk cannot be read, there is no room, or the caller ended it. What was written of `to` is left to the caller.
+pub fn export(
+    from: UnixStream,
+    bytes: u64,
+    to: &Path,
+    mut progress: impl FnMut(u8),
+    mut goes_on: impl FnMut() -> bool,
+) -> Result<(), DiskError> {
+    let cannot = || io_error("cannot write the backup", to);
+    let to = &std::path::absolute(to).map_err(cannot())?;
+    File::create(to).map_err(cannot())?;
+    let fd = from.as_raw_fd();
+    let source = format!(
+        r#"json:{{"driver":"raw","file":{{"driver":"nbd","server":{{"type":"fd","str":"{fd}"}}}}}}"#
+    );
+    let mut command = Command::new("qemu-img");
+    command
+        .args(["convert", "-p", "-O", "qcow2"])
+        .args([source.as_ref(), to.as_os_str()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // SAFETY: between fork and exec the closure makes a system call only. `from` is open until the end of this function.
+    unsafe {
+        command.pre_exec(move || {
+            fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty()).map_err(Into::into)
+        });
+    }
+    let files = Files {
+        read: Vec::new(),
+        write: vec![to.clone()],
+    };
+    confine(&mut command, to, &files, image_bytes_max(bytes))?;
+    let mut child = command.spawn().map_err(tool_error(to))?;
+    let (told, percents) = channel();
+    let stdout = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        stdout.into_iter().for_each(|stdout| {
+            read_progress(stdout, &mut |percent| {
+                let _ = told.send(percent);
+            });
+        });
+    });
+    while child.try_wait().map_err(tool_error(to))?.is_none() {
+        if !goes_on() {
+            let _ = child.kill();
+        }
+        match percents.recv_timeout(LOOK_EVERY) {
+            Ok(percent) => progress(percent),
+            Err(RecvTimeoutError::Timeout) => {}
+            // It has said all, and is about to end.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_EVERY),
+        }
+    }
+    let _ = reader.join();
+    percents.try_iter().for_each(&mut progress);
+    let done = child.wait_with_output().map_err(tool_error(to))?;
+    if !done.status.success() {
+        return Err(DiskError::NotExported {
+            path: to.clone(),
+            why: said(&done.stderr),
+        });
+    }
+    File::open(to)
+        .and_then(|file| file.sync_all())
+        .map_err(cannot())
+}

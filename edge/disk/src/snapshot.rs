@@ -1,0 +1,357 @@
+//! The disks as they were at one moment, read while the guest and its syncs go on to write them.
+//!
+//! ```text
+//!   guest, syncs ── write ──▶ is the block kept? ── no ──▶ its old content ──▶ a file, removed at once
+//!                                    │                                            │
+//!                                    ▼                                            ▼
+//!                                  image ──────────── if it is not kept ───────▶ reader
+//! ```
+//!
+//! Before a block is written for the first time its old content is kept. Nothing waits for the reader, which may be
+//! slow or stand still: the room for kept blocks is bounded, and when it is used up the snapshot ends, with a reason,
+//! and the guest goes on. The file of kept blocks is beside the journal, on a disk of this host. It has no name, so
+//! nothing of it is left when this process ends.
+//!
+//! The reader takes a block from the image first, and looks then whether it is kept. A writer keeps a block before it
+//! writes it. So a block that is not kept after it was read was read before any write.
+
+use crate::disks::{Blocks, Inner, cannot};
+use crate::error::advice;
+use crate::health::lock;
+use crate::image::Image;
+use crate::nbd::{self, Backing};
+use plover_types::DISK_BLOCK_BYTES;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = DISK_BLOCK_BYTES as u64;
+
+/// Blocks that are kept for one request at most: 16 MiB, which takes some 20 ms. A discard can name gigabytes, and a
+/// guest that waited for so many would delay the next sync.
+const KEPT_A_REQUEST: usize = 4096;
+
+/// How a snapshot is kept and read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotLimits {
+    /// The most bytes of old content that are kept.
+    pub kept_bytes: u64,
+    /// The most bytes that are read in a second.
+    pub bytes_per_s: u64,
+}
+
+/// One disk of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotDisk {
+    /// Its number in the configuration, from 0.
+    pub disk: usize,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// All writable disks of a guest as they were at one moment. Dropping it lets the kept blocks go.
+#[derive(Debug)]
+pub struct Snapshot {
+    inner: Weak<Inner>,
+    disks: Vec<SnapshotDisk>,
+    kept: Arc<Kept>,
+    pace: Mutex<Pace>,
+}
+
+/// When the next bytes may be read.
+#[derive(Debug)]
+struct Pace {
+    bytes_per_s: u64,
+    next: Instant,
+}
+
+impl Snapshot {
+    /// Takes one, in an instant.
+    pub(crate) fn take(
+        blocks: &Blocks,
+        dir: &Path,
+        limits: SnapshotLimits,
+    ) -> Result<Self, String> {
+        let inner = &blocks.inner;
+        if !inner.is_alive(blocks.life) {
+            return Err("this replica's guest was lost at this moment: try again".into());
+        }
+        let writable = || inner.regions.iter().map(|(_, image)| *image);
+        let runs = |image: usize| {
+            let kept = lock(&inner.images[image].kept).clone();
+            kept.is_some_and(|(_, kept)| lock(&kept.state).ended.is_none())
+        };
+        if writable().any(runs) {
+            return Err("another backup of this guest runs: wait for its end".into());
+        }
+        let kept = Arc::new(Kept::new(dir, limits.kept_bytes)?);
+        for image in writable() {
+            *lock(&inner.images[image].kept) = Some((image, Arc::clone(&kept)));
+        }
+        Ok(Self {
+            inner: Arc::downgrade(inner),
+            disks: writable()
+                .map(|disk| SnapshotDisk {
+                    disk,
+                    bytes: inner.images[disk].bytes(),
+                })
+                .collect(),
+            kept,
+            pace: Mutex::new(Pace {
+                bytes_per_s: limits.bytes_per_s.max(1),
+                next: Instant::now(),
+            }),
+        })
+    }
+
+    /// Its disks.
+    pub fn disks(&self) -> &[SnapshotDisk] {
+        &self.disks
+    }
+
+    /// The bytes of old content that are kept at present.
+    ///
+    /// # Errors
+    /// The snapshot has ended, and why: what was read of it since is not to be used.
+    pub fn kept_bytes(&self) -> Result<u64, String> {
+        if self.inner.strong_count() == 0 {
+            self.end(REOPENED);
+        }
+        let state = lock(&self.kept.state);
+        match &state.ended {
+            Some(why) => Err(why.clone()),
+            None => Ok(state.slots.len() as u64 * BLOCK),
+        }
+    }
+
+    /// Ends it: nothing is kept any more, and nothing can be read.
+    pub fn end(&self, why: &str) {
+        lock(&self.kept.state).end(why);
+    }
+
+    /// Serves the disk of this number in the configuration over NBD, until the client leaves.
+    ///
+    /// # Errors
+    /// The client violates the protocol, or there is no such disk in the snapshot.
+    pub fn serve(&self, disk: usize, mut stream: UnixStream) -> io::Result<()> {
+        let disk = self.disks.iter().find(|its| its.disk == disk);
+        let disk = *disk.ok_or(io::ErrorKind::NotFound)?;
+        let export = Export {
+            snapshot: self,
+            disk,
+        };
+        nbd::serve(&mut stream, &export)
+    }
+
+    pub(crate) fn read(&self, disk: usize, offset: u64, to: &mut [u8]) -> Result<(), String> {
+        self.wait_for_turn(to.len());
+        let inner = self.inner.upgrade().ok_or(REOPENED)?;
+        let image = &inner.images[disk];
+        let read = image.read(offset, to);
+        read.map_err(|error| cannot("read", image, &error))?;
+        self.kept.put_back(disk, offset, to)
+    }
+
+    fn wait_for_turn(&self, bytes: usize) {
+        let mut pace = lock(&self.pace);
+        let now = Instant::now();
+        let at = pace.next.max(now);
+        pace.next = at + Duration::from_secs_f64(bytes as f64 / pace.bytes_per_s as f64);
+        drop(pace);
+        std::thread::sleep(at - now);
+    }
+}
+
+const REOPENED: &str =
+    "the disks on this host have failed, and were opened anew: see `plover status`";
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        let Some(inner) = self.inner.upgrade() else {
+            return;
+        };
+        for disk in &self.disks {
+            let mut kept = lock(&inner.images[disk.disk].kept);
+            kept.take_if(|(_, kept)| Arc::ptr_eq(kept, &self.kept));
+        }
+    }
+}
+
+/// One disk of a snapshot, for one NBD client.
+struct Export<'a> {
+    snapshot: &'a Snapshot,
+    disk: SnapshotDisk,
+}
+
+impl Backing for Export<'_> {
+    fn bytes(&self) -> u64 {
+        self.disk.bytes
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        let read = self.snapshot.read(self.disk.disk, offset, to);
+        read.map_err(|why| {
+            self.snapshot.end(&why);
+            io::Error::other(why)
+        })
+    }
+
+    fn change(
+        &self,
+        _: u64,
+        _: u64,
+        _: &mut dyn FnMut(&Image) -> io::Result<()>,
+    ) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn busy(&self, _: bool) {}
+
+    fn failed(&self, _: &str, _: &io::Error) {}
+}
+
+/// The old content of blocks that were written since.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    dir: PathBuf,
+    blocks_max: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once it has ended.
+    file: Option<Arc<File>>,
+    /// By image and block, the place in the file, in blocks.
+    slots: HashMap<(usize, u32), u64>,
+    ended: Option<String>,
+}
+
+impl State {
+    fn end(&mut self, why: &str) {
+        self.ended.get_or_insert_with(|| why.into());
+        self.file = None;
+        self.slots = HashMap::new();
+    }
+}
+
+impl Kept {
+    fn new(dir: &Path, bytes_max: u64) -> Result<Self, String> {
+        let room = rustix::fs::statvfs(dir)
+            .map_err(|error| cannot_keep(dir, &error.into()))
+            .map(|about| about.f_bavail * about.f_frsize)?;
+        if bytes_max > room / 2 {
+            return Err(format!(
+                "{} has {} MiB free, and a backup may take half of that for the old content of blocks that are \
+                 written meanwhile, not the {} MiB of --keep-mib: make room, or name less",
+                dir.display(),
+                room >> 20,
+                bytes_max >> 20
+            ));
+        }
+        let path = dir.join("backup.kept");
+        let mut options = File::options();
+        let open = options.read(true).write(true).create(true).truncate(true);
+        let file = open.open(&path).and_then(|file| {
+            std::fs::remove_file(&path)?;
+            Ok(file)
+        });
+        Ok(Self {
+            dir: dir.into(),
+            blocks_max: bytes_max / BLOCK,
+            state: Mutex::new(State {
+                file: Some(Arc::new(file.map_err(|error| cannot_keep(dir, &error))?)),
+                slots: HashMap::new(),
+                ended: None,
+            }),
+        })
+    }
+
+    /// `runs` of blocks of an image are about to be written by one request: keeps what `read` reads of those that are
+    /// not kept yet.
+    pub(crate) fn keep(
+        &self,
+        image: usize,
+        runs: impl Iterator<Item = Range<u32>>,
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) {
+        let mut state = lock(&self.state);
+        let mut old = [0; DISK_BLOCK_BYTES];
+        for (count, block) in runs.flatten().enumerate() {
+            let Some(file) = state.file.clone() else {
+                return;
+            };
+            if state.slots.contains_key(&(image, block)) {
+                continue;
+            }
+            if count >= KEPT_A_REQUEST {
+                return state.end(&format!(
+                    "the guest has discarded or zeroed more than {} MiB in one request, and of no more the old content \
+                     is kept: back up when it does not (fstrim)",
+                    (KEPT_A_REQUEST * DISK_BLOCK_BYTES) >> 20
+                ));
+            }
+            let slot = state.slots.len() as u64;
+            if slot >= self.blocks_max {
+                return state.end(&format!(
+                    "the guest has written {} MiB of the disks anew since the backup began, and of no more the old \
+                     content is kept: give it more room with --keep-mib, let it read faster with --mib-per-s, or write \
+                     it to a faster place",
+                    (self.blocks_max * BLOCK) >> 20
+                ));
+            }
+            let kept = read(u64::from(block) * BLOCK, &mut old)
+                .and_then(|()| file.write_all_at(&old, slot * BLOCK));
+            if let Err(error) = kept {
+                return state.end(&cannot_keep(&self.dir, &error));
+            }
+            state.slots.insert((image, block), slot);
+        }
+    }
+
+    /// Puts the old content of kept blocks over `content`, which was read at `offset` of an image.
+    fn put_back(&self, image: usize, offset: u64, content: &mut [u8]) -> Result<(), String> {
+        let end = offset + content.len() as u64;
+        let blocks = (offset / BLOCK) as u32..end.div_ceil(BLOCK) as u32;
+        let state = lock(&self.state);
+        let Some(file) = state.file.clone() else {
+            return Err(state.ended.clone().unwrap_or_default());
+        };
+        let kept: Vec<(u64, u64)> = blocks
+            .filter_map(|block| {
+                let slot = state.slots.get(&(image, block))?;
+                Some((u64::from(block) * BLOCK, slot * BLOCK))
+            })
+            .collect();
+        drop(state);
+        for (at, slot) in kept {
+            let (from, to) = (at.max(offset), (at + BLOCK).min(end));
+            let part = &mut content[(from - offset) as usize..(to - offset) as usize];
+            file.read_exact_at(part, slot + (from - at))
+                .map_err(|error| cannot_keep(&self.dir, &error))?;
+        }
+        Ok(())
+    }
+}
+
+fn cannot_keep(dir: &Path, error: &io::Error) -> String {
+    format!(
+        "cannot keep the old content of blocks in {}: {error}; {}",
+        dir.display(),
+        advice(error)
+    )
+}
