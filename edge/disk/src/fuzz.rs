@@ -33,17 +33,30 @@ impl Write for Script<'_> {
 struct Plain(Image);
 
 impl Backing for Plain {
-    fn image(&self) -> &Image {
-        &self.0
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
     }
 
-    fn before_read(&self) {}
-
-    fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
-        change()
+    fn is_read_only(&self) -> bool {
+        self.0.read_only
     }
 
-    fn changed(&self) {}
+    fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, to)
+    }
+
+    fn change(
+        &self,
+        _: u64,
+        _: u64,
+        change: &mut dyn FnMut(&Image) -> io::Result<()>,
+    ) -> io::Result<()> {
+        change(&self.0)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.sync()
+    }
 
     fn busy(&self, _: bool) {}
 
