@@ -137,7 +137,7 @@ impl Net {
         Some(told[usize::from(peer > end)])
     }
 
-    /// Two replicas try to connect: the lower id first. `told` is what they tell each other, if both answer and accept
+    /// Two replicas try to connect. `told` is what they tell each other, the lower id first, if both answer and accept
     /// each other.
     pub fn connect(
         &mut self,

@@ -5,7 +5,7 @@
 //! that knows the version, or else by the others; the operator reads so, and starts the new one.
 
 use crate::faults::{AfterOrder, Fault};
-use crate::invariants::forms_are_known;
+use crate::invariants::forms_are_known::{self, Known};
 use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::trace::trace;
@@ -87,9 +87,9 @@ impl World {
         Some(replica.consensus_core().versions())
     }
 
-    /// Whether two replicas that run accept each other, and what they tell.
+    /// What two replicas that run tell each other, the lower id first, if they accept each other.
     pub(crate) fn greet(&mut self, a: ReplicaId, b: ReplicaId) -> Option<[Versions; 2]> {
-        let told = [self.versions_of(a)?, self.versions_of(b)?];
+        let told = [self.versions_of(a.min(b))?, self.versions_of(a.max(b))?];
         let agree = told[0].agree(told[1]);
         if !agree {
             self.coverage.hit("upgrade: a link is refused");
@@ -147,6 +147,10 @@ impl World {
             return;
         }
         trace!(self, "OPERATOR {} {who}", if is_old { "upgrades" } else { "takes back" });
+        if self.leader() == Some(who) {
+            self.coverage
+                .hit("upgrade: a leader dies before all have the new release");
+        }
         let span = self.upgrading.rng.micros((5_000, 400_000));
         self.strike(Fault::Crash(who), Some(span));
         if self.upgrading.rng.chance(self.upgrading.fault_after) {
@@ -179,12 +183,16 @@ impl World {
             return;
         };
         let core = replica.consensus_core();
-        let leads = core.status().phase == apus::Phase::Leading;
-        let named = (core.generation(), core.named_version(), core.version());
-        let check = self
-            .invariants
-            .forms_are_known
-            .after_turn(who, core.versions(), leads, named);
+        let status = core.status();
+        let known = Known {
+            generation: core.generation(),
+            view: status.view,
+            leads: status.phase == apus::Phase::Leading,
+            named: core.named_version(),
+            version: core.version(),
+        };
+        let (speaks, forms) = (core.versions(), &mut self.invariants.forms_are_known);
+        let check = forms.after_turn(who, speaks, known);
         self.check(check);
     }
 }

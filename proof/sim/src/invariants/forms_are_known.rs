@@ -25,18 +25,31 @@ pub fn record(who: ReplicaId, speaks: Versions, form: u8) -> Check {
 pub struct FormsAreKnown {
     generation: View,
     committed: u8,
+    /// The view of the replica that first knew of it.
+    view: View,
+}
+
+/// A replica's version, by its own word.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// The generation of its log.
+    pub generation: View,
+    /// The highest view that it has promised.
+    pub view: View,
+    /// Whether it leads that view.
+    pub leads: bool,
+    /// The newest version that its log names.
+    pub named: u8,
+    /// The version that it takes for the group's.
+    pub version: u8,
 }
 
 impl FormsAreKnown {
-    /// A replica has had its turn. Its log names the version `named`, and it takes `version` for the group's. A leader's
-    /// log has every version that was committed.
-    pub fn after_turn(
-        &mut self,
-        who: ReplicaId,
-        speaks: Versions,
-        leads: bool,
-        (generation, named, version): (View, u8, u8),
-    ) -> Check {
+    /// A replica has had its turn. A leader's log has every version that was committed in an earlier view.
+    pub fn after_turn(&mut self, who: ReplicaId, speaks: Versions, known: Known) -> Check {
+        let Known {
+            generation, named, ..
+        } = known;
         if named > speaks.newest {
             return violated(format!("{who} speaks {speaks}, and its log names {named}"));
         }
@@ -45,12 +58,12 @@ impl FormsAreKnown {
             (self.generation, self.committed) = (generation, 0);
         }
         let is_newest = generation == self.generation;
-        if is_newest && leads && named < self.committed {
+        if is_newest && known.leads && known.view > self.view && named < self.committed {
             let committed = self.committed;
             return violated(format!("{who} leads with version {named} after {committed}"));
         }
-        if is_newest {
-            self.committed = self.committed.max(version);
+        if is_newest && known.version > self.committed {
+            (self.committed, self.view) = (known.version, known.view);
         }
         Ok(())
     }
