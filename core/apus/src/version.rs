@@ -60,7 +60,9 @@ impl Apus {
 
     /// The newest version that the log names, or the group's.
     pub fn named_version(&self) -> u8 {
-        self.told_versions.version.max(self.log.configuration().version)
+        self.told_versions
+            .version
+            .max(self.log.configuration().version)
     }
 
     /// The members because of which the group's version is not the newest that this replica speaks, and what each speaks;
@@ -70,7 +72,9 @@ impl Apus {
         let told = |id| self.told_versions.peers.get(&id).map(|it| it.newest);
         let members = self.others().iter().map(|id| (id, told(id)));
         members
-            .filter(|(_, speaks)| self.told_versions.version < newest && speaks.is_none_or(|it| it < newest))
+            .filter(|(_, speaks)| {
+                self.told_versions.version < newest && speaks.is_none_or(|it| it < newest)
+            })
             .collect()
     }
 

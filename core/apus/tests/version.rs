@@ -34,7 +34,11 @@ fn the_version_is_raised_when_the_last_member_speaks_it() {
     tell(&mut group, 0, NEW);
     tell(&mut group, 1, NEW);
     group.run(LONG);
-    assert_eq!(versions(&group), [0; 3], "nobody knows what the witness speaks");
+    assert_eq!(
+        versions(&group),
+        [0; 3],
+        "nobody knows what the witness speaks"
+    );
     assert_eq!(group.cores[0].behind(), [(ReplicaId(2), None)]);
     tell(&mut group, 2, OLD);
     group.run(LONG);
@@ -70,7 +74,10 @@ fn one_that_went_back_is_sent_no_log() {
     // The entry is in the leader's log alone when the witness comes back.
     group.cut(0, 1);
     group.cut(0, 2);
-    let named = group.propose_on(0, EntryKind::Version(NEW), 0).unwrap().index;
+    let named = group
+        .propose_on(0, EntryKind::Version(NEW), 0)
+        .unwrap()
+        .index;
     tell(&mut group, 2, OLD);
     group.cut.clear();
     let before = group.writes;

@@ -11,11 +11,11 @@ use crate::members::{GroupRecord, MemberOrder};
 
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
+use plover_types::wire::Versions;
 use plover_types::{
     DeviceState, Digest, Frame, Incarnation, Index, Lane, MachineWords, Micros, PageNo, PageSet,
     Payload, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
 };
-use plover_types::wire::Versions;
 use serde::{Deserialize, Serialize};
 
 /// An input of the replica: time, a message, finished work, or a frame.

@@ -129,7 +129,9 @@ pub trait Message<const N: usize>: Greet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub enum Refusal {
-    #[error("the two speak no wire version in common: run the same release on both, or neighbouring ones")]
+    #[error(
+        "the two speak no wire version in common: run the same release on both, or neighbouring ones"
+    )]
     Version = 1,
     #[error("it belongs to another group: compare `group` in both configurations")]
     Group = 2,

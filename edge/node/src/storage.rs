@@ -282,10 +282,10 @@ fn check_owner(dir: &Path, group: &str, me: ReplicaId, kept: &Kept) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use plover_types::wire::WIRE_VERSION;
     use super::*;
     use apus::{Durability, EntryKind, Members};
     use plover_types::View;
+    use plover_types::wire::WIRE_VERSION;
 
     const ME: ReplicaId = ReplicaId(1);
 
@@ -375,7 +375,8 @@ mod tests {
     #[test]
     fn a_restart_finds_the_log_and_the_promise() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, start) = Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
+        let (mut storage, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         assert!(matches!(start, Start::Fresh));
         let promised = View::new(1, ReplicaId(0));
         storage.persist_state(DurableState {
@@ -388,7 +389,8 @@ mod tests {
         assert!(matches!(events[0], Event::StatePersisted(state) if state.promised == promised));
         assert!(matches!(events[1], Event::EntriesPersisted(last) if last == stamp(4)));
         drop(storage);
-        let (_, start) = Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
+        let (_, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         match start {
             Start::Restarted {
                 log,
@@ -411,7 +413,8 @@ mod tests {
     #[test]
     fn a_damaged_log_is_reported_and_makes_the_replica_recover() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
+        let (mut storage, _) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         storage.persist_state(DurableState::default());
         storage.append(stamp(0), None, &[entry(1), entry(2)]);
         wait_for(&mut storage, 2);
@@ -420,7 +423,8 @@ mod tests {
         let mut bytes = std::fs::read(&segment).unwrap();
         bytes[150] ^= 1;
         std::fs::write(&segment, bytes).unwrap();
-        let (storage, start) = Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
+        let (storage, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         assert!(matches!(
             start,
             Start::Restarted {
@@ -435,7 +439,8 @@ mod tests {
     #[test]
     fn the_promise_is_kept_in_memory_mode_too() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
+        let (mut storage, _) =
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
         let promised = View::new(7, ReplicaId(2));
         storage.persist_state(DurableState {
             promised,
@@ -443,7 +448,8 @@ mod tests {
         });
         wait_for(&mut storage, 1);
         drop(storage);
-        let (_, start) = Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
+        let (_, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
         assert!(matches!(start, Start::Restarted { durable, .. } if durable.promised == promised));
     }
 
@@ -451,7 +457,8 @@ mod tests {
     #[test]
     fn a_replica_whose_promise_was_moved_away_has_run() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
+        let (mut storage, _) =
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
         let view = View::new(7, ReplicaId(2));
         let record = GuestRecord {
             view,
@@ -461,7 +468,8 @@ mod tests {
         drop(storage);
         for _ in 0..2 {
             std::fs::remove_dir_all(dir.path().join("consensus")).unwrap();
-            let (storage, start) = Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
+            let (storage, start) =
+                Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
             assert!(
                 matches!(start, Start::PromiseLost { least } if least == view),
                 "{start:?}"

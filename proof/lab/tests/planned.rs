@@ -3,13 +3,13 @@
 //! time.
 
 use anyhow::{Context, Result, ensure};
+use plover_lab::Fault;
 use plover_lab::control::Control;
 use plover_lab::operate;
 use plover_lab::options::Options;
 use plover_lab::process::Process;
 use plover_lab::status::GroupStatus;
 use plover_lab::trace::now_us;
-use plover_lab::Fault;
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{converse, prove, recover, role};
 use plover_types::wire::{OLDEST_VERSION, WIRE_VERSION};

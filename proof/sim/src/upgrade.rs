@@ -42,7 +42,11 @@ impl Upgrading {
         let mut rng = Rng::new(mix(seed, UPGRADE_STREAM));
         let comes = may_come && rng.chance(CHANCE);
         let some = ReplicaSet(rng.word() as u16);
-        let old = if rng.chance(0.7) { ReplicaSet(u16::MAX) } else { some };
+        let old = if rng.chance(0.7) {
+            ReplicaSet(u16::MAX)
+        } else {
+            some
+        };
         Self {
             comes,
             // The entry after which a secondary rests is of the newer version.
@@ -146,7 +150,11 @@ impl World {
         } else {
             return;
         }
-        trace!(self, "OPERATOR {} {who}", if is_old { "upgrades" } else { "takes back" });
+        trace!(
+            self,
+            "OPERATOR {} {who}",
+            if is_old { "upgrades" } else { "takes back" }
+        );
         if self.leader() == Some(who) {
             self.coverage
                 .hit("upgrade: a leader dies before all have the new release");

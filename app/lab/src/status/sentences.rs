@@ -121,7 +121,11 @@ impl GroupStatus {
     fn version_in_words(&self) -> Option<String> {
         let versions = |it: &ReplicaStatus| it.more.get("version").cloned();
         let newest = |it: &serde_json::Value| it["newest"].as_u64();
-        let version = self.replicas.iter().filter_map(versions).max_by_key(newest)?;
+        let version = self
+            .replicas
+            .iter()
+            .filter_map(versions)
+            .max_by_key(newest)?;
         let waits_for = version["waits_for"].as_array()?.iter();
         let why: Vec<_> = waits_for.filter_map(serde_json::Value::as_str).collect();
         let newest = newest(&version)?;

@@ -18,8 +18,8 @@ use super::native::{Address, NAME_BYTES, provider_name};
 use crate::Lane;
 use crate::context::No;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
-use plover_types::wire::Versions;
 use plover_types::ReplicaId;
+use plover_types::wire::Versions;
 
 /// First bytes of every connection; unlike those of the other fabrics.
 const MAGIC: [u8; 8] = *b"PLOVERo\x01";
@@ -117,9 +117,7 @@ impl Greet for Greeting {
 
     fn refusal(&self, mine: &Self) -> Option<No> {
         let lanes = self.lanes.iter().zip(&mine.lanes);
-        let refusal = lanes
-            .filter_map(|(theirs, mine)| theirs.no(mine))
-            .next();
+        let refusal = lanes.filter_map(|(theirs, mine)| theirs.no(mine)).next();
         match refusal.as_ref().map(|no| no.verdict) {
             // If the providers differ, that is why it refused: this names them.
             None | Some(Refusal::Provider) if self.provider != mine.provider => {

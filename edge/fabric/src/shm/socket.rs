@@ -12,8 +12,8 @@ use crate::FabricError;
 use crate::context::{Loss, No};
 use crate::door::Listen;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, Refusal};
-use plover_types::wire::Versions;
 use plover_types::ReplicaId;
+use plover_types::wire::Versions;
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,

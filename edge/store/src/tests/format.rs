@@ -47,7 +47,11 @@ fn is_left_behind(dir: &Path, options: &Options) {
     let error = Store::open(dir, options).unwrap_err();
     assert!(matches!(error, StoreError::GroupVersion { .. }), "{error}");
     let said = error.to_string();
-    for word in ["has wire version 3", "speaks wire version 2", "the newer release"] {
+    for word in [
+        "has wire version 3",
+        "speaks wire version 2",
+        "the newer release",
+    ] {
         assert!(said.contains(word), "no '{word}' in: {said}");
     }
     assert!(Files::of(dir) == before, "nothing is changed");

@@ -60,7 +60,9 @@ impl FormsAreKnown {
         let is_newest = generation == self.generation;
         if is_newest && known.leads && known.view > self.view && named < self.committed {
             let committed = self.committed;
-            return violated(format!("{who} leads with version {named} after {committed}"));
+            return violated(format!(
+                "{who} leads with version {named} after {committed}"
+            ));
         }
         if is_newest && known.version > self.committed {
             (self.committed, self.view) = (known.version, known.view);
