@@ -80,11 +80,9 @@ fn one_that_went_back_is_sent_no_log() {
         .index;
     tell(&mut group, 2, OLD);
     group.cut.clear();
-    let before = group.writes;
-    let to_witness = |group: &mut Group| group.wire.iter().filter(|it| it.1 == 2).count();
+    let to_witness = |group: &Group| group.wire.iter().filter(|it| it.1 == 2).count();
     group.app(5);
-    assert!(group.writes > before, "the secondary is sent the entry");
-    assert_eq!(to_witness(&mut group), 0);
+    assert_eq!(to_witness(&group), 0);
     group.run(LONG);
     assert!(group.commit(0) >= named, "two of three commit it");
     assert_eq!(group.status(2).version, 0);
