@@ -2,6 +2,7 @@
 
 use crate::entry::VOTERS_MAX;
 use crate::{Configuration, Contradiction, DurableState, Entry, Members};
+use plover_types::wire::Versions;
 use plover_types::{Incarnation, Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,14 @@ use serde::{Deserialize, Serialize};
 pub enum Event<'a> {
     /// Time has passed.
     Tick,
+    /// The versions that `peer` has told at a link which comes up next. Without it, `peer` is taken to understand
+    /// everything, but no version is raised.
+    Speaks {
+        /// The other end.
+        peer: ReplicaId,
+        /// What it said.
+        versions: Versions,
+    },
     /// The fabric's link to `peer` came up (messages that were in flight before are lost) or went
     /// down.
     Link {
@@ -105,6 +114,9 @@ pub enum Command {
         /// What it has said.
         why: Contradiction,
     },
+    /// The group has this version now, or a peer is linked that does not speak it: tell it at links from now on, and end
+    /// the links to peers that do not speak it.
+    Version(u8),
     /// Every replica has answered that it does not hold the guest (all that did were restarted, or
     /// the group never ran): no replica leads until `bootstrap` is called on the first leader.
     /// Reported once, and again only after it ceased to be true in between.
@@ -216,6 +228,8 @@ pub struct Status {
     /// One of a pair was stopped for so long that the other may have gone on alone, and has not
     /// learned yet that it did not: it may not lead.
     pub doubts: bool,
+    /// The group's version, 0 if it has named none.
+    pub version: u8,
     /// Messages that were refused: they did not decode, contradicted the log, or no correct replica sends them.
     pub rejected: u64,
 }

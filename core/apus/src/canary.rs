@@ -54,6 +54,9 @@ pub enum Canary {
     /// A leader counts its lease with the timeout, although it has asked the voters for a shorter span.
     #[cfg(feature = "canary")]
     CountTheTimeout,
+    /// A replica does not listen to what others tell of their versions.
+    #[cfg(feature = "canary")]
+    DeafToVersions,
     /// A leader of a pair takes its own standstill for the other's silence.
     #[cfg(feature = "canary")]
     ClockAlone,

@@ -39,6 +39,8 @@ pub struct Config {
     /// majority needs, and to the others within an eighth of a heartbeat. An entry costs less work,
     /// and has fewer copies at first.
     pub quorum_selection: bool,
+    /// The newest version of the wire forms that this replica speaks (see `version`).
+    pub newest_version: u8,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
     /// A follower suspects the leader after a silence of this long at most (APUS §4: 100 ms), and sooner
@@ -86,6 +88,9 @@ pub struct DurableState {
     /// that has forgotten its log may vote (see `milestone`). None if it is not known, or not kept.
     #[serde(default)]
     pub milestone: Option<Viewstamp>,
+    /// The group's version (see `version`), 0 if it is not known.
+    #[serde(default)]
+    pub version: u8,
 }
 
 /// The state that a process finds when it starts.

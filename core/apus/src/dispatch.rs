@@ -59,9 +59,7 @@ impl Apus {
     pub(crate) fn link(&mut self, now: Micros, peer: ReplicaId, up: bool, out: &mut Vec<Command>) {
         if !up {
             self.down.insert(peer);
-            if let Role::Leading(leadership) = &mut self.role {
-                leadership.selection.suspend();
-            }
+            self.forget_versions(peer);
             return;
         }
         self.down.remove(peer);

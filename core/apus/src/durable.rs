@@ -17,6 +17,7 @@ impl Apus {
             generation: self.generation,
             amnesiac: self.recovery.amnesiac,
             milestone: self.milestones.newest,
+            version: self.version(),
         }));
     }
 

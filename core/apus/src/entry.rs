@@ -16,6 +16,8 @@ pub enum EntryKind {
     /// The group's members from here on. In force as soon as a replica has the entry in its log.
     /// The payload is the caller's, such as the addresses of newcomers.
     Members(Members),
+    /// The group's version from here on (see `version`). In force where the entry is committed.
+    Version(u8),
 }
 
 /// The replicas of a group.
@@ -66,14 +68,16 @@ pub struct ToldMembers {
 /// The most voters of a group.
 pub(crate) const VOTERS_MAX: usize = 9;
 
-/// The configuration at one place of the log: the newest [`EntryKind::InSync`] and
-/// [`EntryKind::Members`] up to there.
+/// The configuration at one place of the log: the newest [`EntryKind::InSync`],
+/// [`EntryKind::Members`] and [`EntryKind::Version`] up to there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     /// The in-sync set.
     pub in_sync: ReplicaSet,
     /// The members.
     pub members: Members,
+    /// The group's version, 0 if none was named.
+    pub version: u8,
 }
 
 impl Configuration {
@@ -82,6 +86,7 @@ impl Configuration {
         match kind {
             EntryKind::InSync(set) => self.in_sync = set,
             EntryKind::Members(members) => self.members = members,
+            EntryKind::Version(version) => self.version = self.version.max(version),
             EntryKind::Noop | EntryKind::App => {}
         }
     }

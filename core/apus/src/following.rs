@@ -220,6 +220,7 @@ impl Apus {
             configuration,
         });
         self.persist_after(base, Some(configuration), out);
+        self.take_version(configuration.version, out);
         self.follower().matched = base.index;
     }
 
@@ -280,7 +281,7 @@ impl Apus {
             matched,
             incarnation: self.config.seed,
         });
-        if self.down.contains(leader) {
+        if self.is_out_of_reach(leader) {
             return;
         }
         // One acknowledgement a turn is enough: the newest covers the earlier ones.

@@ -81,6 +81,7 @@ impl Apus {
         let configuration = Configuration {
             in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.first_leader())]),
             members: self.settled_members(),
+            version: self.version(),
         };
         self.log = Log::new(base, configuration);
         if replaces {

@@ -115,6 +115,13 @@ impl Apus {
                     "in-sync set {set} off the group"
                 );
             }
+            EntryKind::Version(version) => {
+                assert!(payload.is_empty(), "a version carries nothing else");
+                assert!(
+                    version <= self.config.newest_version,
+                    "this replica does not speak version {version}"
+                );
+            }
             EntryKind::Members(members) => {
                 self.check_members(members).map_err(ProposeError::Members)?;
                 self.welcome(now, members);
@@ -273,6 +280,7 @@ impl Apus {
                 peer.unanswered += 1;
             }
             self.choose_span(now);
+            self.raise_version(now);
         }
         self.flush(now, out);
         self.tick_slow_followers(now, out);

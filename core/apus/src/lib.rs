@@ -20,6 +20,7 @@
 //!     any_voter_stands: true,
 //!     pair: false,
 //!     quorum_selection: false,
+//!     newest_version: plover_types::wire::WIRE_VERSION,
 //!     heartbeat: Micros::from_ms(20),
 //!     timeout: Micros::from_ms(100),
 //!     timeout_min: Micros::from_ms(60),
@@ -83,6 +84,7 @@
 //! | a replica restarts and has forgotten its log | it does not vote until a leader has told it what it may have acknowledged (`recovery`), or only for a candidate that certainly has all of that (`milestone`) |
 //! | a backup lacks entries that are reclaimed | it continues from the leader's base ([`Command::InstallSnapshot`]) |
 //! | all replicas restart | none leads until [`Apus::bootstrap`], because none holds the guest; where the log on disk is all there is, an election follows |
+//! | replicas of two releases are in the group | no message or entry is sent that one of them does not know (`version`) |
 //! | a replica is gone for good | another takes its place, through the log (`members`) |
 //! | one of two fails, and there is no third | the other goes on alone (`pair`) |
 //! | a replica says what contradicts the log, or sends no messages at all | its link is dropped ([`Contradiction`]), and the others go on as without it |
@@ -127,6 +129,7 @@ mod replicate;
 mod resign;
 mod silence;
 mod start;
+mod version;
 
 pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
 pub use canary::Canary;
@@ -146,6 +149,7 @@ use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Views
 use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
 use recovery::Recovery;
+use version::Told;
 
 /// The state of a replica, with the data that exists only in that state.
 #[derive(Clone, Debug)]
@@ -190,6 +194,8 @@ pub struct Apus {
     awake_at: Micros,
     /// Peers whose link is down: a message to them would be lost.
     down: ReplicaSet,
+    /// See `version`.
+    told_versions: Told,
     /// The view and the leader of the last [`Command::Follow`].
     told: Option<(View, Option<ReplicaId>)>,
     rejected: u64,
@@ -205,6 +211,7 @@ impl Apus {
         self.wake(now);
         match event {
             Event::Tick => self.tick(now, out),
+            Event::Speaks { peer, versions } => self.peer_speaks(peer, versions, out),
             Event::Link { peer, up } => self.link(now, peer, up, out),
             Event::Received { from, bytes } => self.received(now, from, bytes, out),
             Event::ProcessDied(process) => self.process_died(now, process, out),
@@ -313,6 +320,7 @@ impl Apus {
             forgot: self.forgot(),
             log_bytes: self.log.bytes(),
             suspected_after: self.suspected_after(),
+            version: self.version(),
             doubts: self.recovery.doubt.is_some(),
             rejected: self.rejected,
         }
@@ -393,14 +401,19 @@ impl Apus {
                 .log
                 .get(next)
                 .expect("committed entries lie in the log");
+            let version = match entry.kind {
+                EntryKind::Version(version) => version,
+                _ => 0,
+            };
             out.push(Command::Deliver(entry.copied(&mut self.pool)));
+            self.take_version(version, out);
             next = next.next();
         }
     }
 
     /// Sends a message that carries no entries.
     fn send(&mut self, to: ReplicaId, message: &Message, out: &mut Vec<Command>) {
-        if !self.down.contains(to) {
+        if !self.is_out_of_reach(to) {
             let buffer = self.pool.lend(message::HEADER_BYTES_MAX);
             let bytes = message.encode(std::iter::empty(), buffer);
             out.push(Command::Write { to, bytes });

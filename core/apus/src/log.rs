@@ -33,7 +33,8 @@ pub(crate) enum Accepted {
 fn counted(entry: &Entry) -> usize {
     match entry.kind {
         EntryKind::App => entry.payload.len(),
-        EntryKind::Noop | EntryKind::InSync(_) | EntryKind::Members(_) => 0,
+        EntryKind::Noop | EntryKind::InSync(_) => 0,
+        EntryKind::Members(_) | EntryKind::Version(_) => 0,
     }
 }
 
@@ -221,6 +222,7 @@ impl Log {
         match kind {
             EntryKind::Members(_) => self.members_at = at.index,
             EntryKind::InSync(_) => self.in_sync_at = at.index,
+            EntryKind::Version(_) => {}
             EntryKind::Noop | EntryKind::App if at.view > prev.view => {}
             EntryKind::Noop | EntryKind::App => return,
         }

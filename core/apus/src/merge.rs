@@ -92,7 +92,7 @@ impl Apus {
             let (end, _) = fit(&self.log, first, self.config.message_bytes_max);
             entries = self.log.slice(first, end);
         }
-        if !self.down.contains(from) {
+        if !self.is_log_kept_from(from) {
             let message = Message::Suffix(Suffix {
                 view,
                 after,

@@ -133,7 +133,7 @@ impl Apus {
             }
             if peer.matched > commit {
                 holders += 1;
-            } else if peer.next > commit.next() && !self.down.contains(id) {
+            } else if peer.next > commit.next() && !self.is_log_kept_from(id) {
                 outstanding.insert(id);
             }
         }

@@ -57,6 +57,7 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         let waits_for_commit = !self.backups_commit_alone();
+        let is_kept = self.is_log_kept_from(to);
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
@@ -71,7 +72,7 @@ impl Apus {
         let says_commit = waits_for_commit && !canary!(self.config, CommitAtHeartbeat);
         let beat = beat || says_commit && !lacks && peer.lacks_word_of(commit);
         let mut is_due = || beat || lacks && selection.is_sent_now(to, lacked, now, heartbeat);
-        if self.down.contains(to) || !is_due() {
+        if is_kept || !is_due() {
             return;
         }
         let bytes_max = self.config.message_bytes_max;

@@ -7,6 +7,7 @@ use crate::log::Log;
 use crate::milestone::Milestones;
 use crate::pool::Pool;
 use crate::recovery::Recovery;
+use crate::version::Told;
 use crate::{Apus, Config, Configuration, Durability, Members, Role, Start};
 use plover_types::{Index, Micros, ReplicaSet, SplitMix64, View, Viewstamp};
 
@@ -34,7 +35,15 @@ impl Apus {
             },
             _ => Milestones::default(),
         };
+        let stored = match &start {
+            Start::Restarted { durable, .. } => durable.version,
+            Start::Fresh | Start::PromiseLost { .. } => 0,
+        };
         let (log, promised, generation) = remembered(&config, start);
+        let told_versions = Told {
+            version: stored.max(log.configuration_at_base().version),
+            ..Told::default()
+        };
         let mut core = Self {
             random,
             role: Role::Following(Follower::new(log.commit())),
@@ -54,6 +63,7 @@ impl Apus {
             told_members: None,
             awake_at: now,
             down: ReplicaSet::EMPTY,
+            told_versions,
             told: None,
             rejected: 0,
             pool: Pool::default(),
@@ -101,6 +111,7 @@ fn remembered(config: &Config, start: Start) -> (Log, View, View) {
     let first = Configuration {
         in_sync: ReplicaSet::of([config.first_leader]),
         members: Members::of(config.members),
+        version: 0,
     };
     let empty = Log::new(Viewstamp::default(), first);
     match start {

@@ -121,6 +121,7 @@ impl Replica {
             configuration_at_base: Configuration {
                 in_sync: ReplicaSet(0b001),
                 members: Members::of(ReplicaSet(0b111)),
+                version: 0,
             },
             forgotten: false,
         };

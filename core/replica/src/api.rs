@@ -11,6 +11,7 @@ use crate::members::{GroupRecord, MemberOrder};
 
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
+use plover_types::wire::Versions;
 use plover_types::{
     DeviceState, Digest, Frame, Incarnation, Index, Lane, MachineWords, Micros, PageNo, PageSet,
     Payload, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
@@ -22,6 +23,13 @@ use serde::{Deserialize, Serialize};
 pub enum Event {
     /// Time has passed.
     Tick,
+    /// The versions that a peer has told at a link which comes up next ([`apus::Event::Speaks`]).
+    Speaks {
+        /// The peer.
+        peer: ReplicaId,
+        /// What it said.
+        versions: Versions,
+    },
     /// The fabric's link to a peer came up anew or went down.
     Link {
         /// The peer.
@@ -265,6 +273,8 @@ pub enum Action {
     Console(ConsoleHold),
     /// The members have changed: keep the record on stable storage, and link to the replicas that it knows.
     Regroup(Box<GroupRecord>),
+    /// See [`apus::Command::Version`].
+    Version(u8),
     /// This replica has left the group, and its guest is gone: end, and never start again with this state. Regard it as
     /// the last action.
     Leave,

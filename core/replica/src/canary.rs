@@ -81,6 +81,9 @@ pub enum Canary {
     /// The leader tells a new commit index with its next heartbeat.
     #[cfg(feature = "canary")]
     CommitAtHeartbeat,
+    /// A leader raises the group's version before all members have it, and sends them what they do not know.
+    #[cfg(feature = "canary")]
+    DeafToVersions,
 }
 
 impl Canary {
@@ -98,6 +101,8 @@ impl Canary {
             Self::MilestoneNotStored => ConsensusCanary::MilestoneNotStored,
             #[cfg(feature = "canary")]
             Self::CommitAtHeartbeat => ConsensusCanary::CommitAtHeartbeat,
+            #[cfg(feature = "canary")]
+            Self::DeafToVersions => ConsensusCanary::DeafToVersions,
             _ => ConsensusCanary::None,
         }
     }

@@ -7,6 +7,7 @@ use crate::guest::Power;
 use crate::guest::{Arrange, Cut, Guest, Input};
 use crate::hypervisor::Order;
 use crate::jobs::{Job, JobId, Jobs};
+use crate::log_ops::REST_VERSION;
 use crate::outputs::Outputs;
 use crate::peers::Peers;
 use apus::{EntryKind, ProposeError};
@@ -157,9 +158,11 @@ impl Context {
         self.config.policy.secondary == Secondary::Waits
     }
 
-    /// Whether the secondary's guest runs or rests, as the leader decides for each slot.
+    /// Whether the secondary's guest runs or rests, as the leader decides for each slot. It runs while a replica of the
+    /// group may not know the entry that lets it rest.
     pub fn may_rest(&self) -> bool {
-        self.config.policy.secondary == Secondary::Semi
+        let is_known = self.group.core.version() >= REST_VERSION;
+        is_known && self.config.policy.secondary == Secondary::Semi
     }
 
     /// Whether a secondary that runs is sent all pages, unhashed.

@@ -23,6 +23,8 @@ pub(crate) struct Group {
     pub delivered: Index,
     /// The newest syncvm known.
     pub sync_no: SyncNo,
+    /// The group's version.
+    pub version: u8,
     /// The newest members that are committed.
     pub record: GroupRecord,
 }
@@ -30,6 +32,7 @@ pub(crate) struct Group {
 impl Group {
     pub fn new(core: Apus, record: GroupRecord) -> Self {
         Self {
+            version: core.version(),
             core,
             commands: Vec::new(),
             phase: ConsensusPhase::Recovering,
@@ -69,6 +72,15 @@ impl Replica {
         }
     }
 
+    /// The group's version was raised, or a peer is linked that does not speak it.
+    fn on_version(&mut self, version: u8) {
+        self.cx.out.push(Action::Version(version));
+        if version > self.cx.group.version {
+            self.cx.group.version = version;
+            self.cx.note(Note::Version { version });
+        }
+    }
+
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Write { to, bytes } => {
@@ -100,6 +112,7 @@ impl Replica {
             Command::Follow { view, leader } => self.on_follow(view, leader),
             Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
             Command::Refuse { peer, why } => self.cx.cut_link(peer, &why.to_string()),
+            Command::Version(version) => self.on_version(version),
             Command::GroupEmpty { fresh } => {
                 self.cx.note(Note::GroupEmpty { fresh });
                 if fresh && self.cx.config.me == self.cx.group.core.first_leader() {

@@ -16,7 +16,7 @@ impl Replica {
         let index = entry.viewstamp.index;
         self.cx.group.delivered = index;
         match entry.kind {
-            EntryKind::Noop => {}
+            EntryKind::Noop | EntryKind::Version(_) => {}
             EntryKind::Members(members) => {
                 self.on_members(members, entry.viewstamp, &entry.payload);
             }

@@ -2,8 +2,11 @@
 //! consensus core knows itself.
 
 use crate::api::OperatorInput;
-use plover_types::{Frame, SyncNo};
+use plover_types::{Frame, SyncNo, wire};
 use serde::{Deserialize, Serialize};
+
+/// The wire version that has [`LogOp::SyncvmThenRest`].
+pub(crate) const REST_VERSION: u8 = 3;
 
 /// The payload of an application entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,11 +24,35 @@ pub(crate) enum LogOp {
     SyncvmThenRest(SyncNo),
 }
 
+impl LogOp {
+    /// The oldest wire version that has this operation.
+    fn since(&self) -> u8 {
+        match self {
+            Self::SyncvmThenRest(_) => REST_VERSION,
+            Self::Inputs(_) | Self::Operator(_) | Self::Syncvm(_) | Self::Paced(..) => {
+                wire::OLDEST_VERSION
+            }
+        }
+    }
+
+    /// The payload, for the log of a group that has this version.
+    ///
+    /// # Panics
+    /// If a replica of the group may not know the operation.
+    pub(crate) fn encode(&self, version: u8) -> Vec<u8> {
+        let since = self.since();
+        assert!(
+            since <= version.max(wire::OLDEST_VERSION),
+            "{self:?} in a group of version {version}"
+        );
+        wire::encode_since(since, self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use plover_types::forms::{assert_every_kind, assert_form};
-    use plover_types::wire;
 
     #[test]
     fn the_form_of_operations_is_that_of_their_version() {
@@ -54,7 +81,12 @@ mod tests {
             LogOp::SyncvmThenRest(SyncNo(1003)),
         ];
         assert_every_kind(&operations);
-        let bytes = operations.map(|operation| wire::encode_part(&operation, Vec::new()));
-        assert_form("log operations", &bytes);
+        let encode = |it: &LogOp| wire::encode_part(it, Vec::new());
+        let of = |version| {
+            let known = operations.iter().filter(move |it| it.since() <= version);
+            known.map(encode).collect::<Vec<_>>()
+        };
+        assert_form("log operations of version 2", &of(2));
+        assert_form("log operations", &of(wire::WIRE_VERSION));
     }
 }

@@ -42,6 +42,7 @@ impl Replica {
             any_voter_stands: false,
             pair: config.pair,
             quorum_selection: false,
+            newest_version: config.newest_version,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             timeout_min: config.timeout_min,
@@ -124,6 +125,9 @@ impl Replica {
                     cx.note(Note::DeathReported { peer });
                 }
                 cx.consensus(apus::Event::ProcessDied(process));
+            }
+            Event::Speaks { peer, versions } => {
+                self.cx.consensus(apus::Event::Speaks { peer, versions });
             }
             Event::Link { peer, up } => self.on_link(peer, up),
             Event::Received {

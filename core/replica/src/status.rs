@@ -20,6 +20,12 @@ pub struct ReplicaStatus {
     pub view: View,
     /// The group's leader, if this replica knows it.
     pub leader: Option<ReplicaId>,
+    /// The version of the wire forms that the group has agreed on; 0 if it has not yet.
+    pub version: u8,
+    /// The newest version that this replica speaks.
+    pub version_newest: u8,
+    /// The members because of which the group has an older one, and what each speaks if it is linked.
+    pub version_waits_for: Vec<(ReplicaId, Option<u8>)>,
     /// The newest committed in-sync set.
     pub in_sync: ReplicaSet,
     /// Whether the guest would survive the loss of any one replica.
@@ -152,6 +158,9 @@ impl Replica {
             role: self.role(),
             view: self.cx.group.view,
             leader: self.cx.group.leader,
+            version: consensus.version,
+            version_newest: self.cx.config.newest_version,
+            version_waits_for: self.cx.group.core.behind(),
             in_sync: self.cx.group.in_sync,
             protected: leader.is_some_and(|leader| leader.is_protected(&self.cx)),
             serving: serving && self.cx.now < self.cx.group.core.lease_until(),

@@ -2,6 +2,7 @@
 
 use crate::FabricStats;
 use crate::poll::Token;
+use plover_types::wire::Versions;
 use plover_types::{Awaited, ReplicaId};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -141,6 +142,18 @@ pub trait Fabric {
 
     /// The counters since the fabric was made.
     fn stats(&self) -> FabricStats;
+
+    /// What this replica tells peers of its versions from now on; before the first call, all that this release speaks.
+    /// Links to peers that do not speak the group's version end.
+    fn speak(&mut self, versions: Versions) {
+        let _ = versions;
+    }
+
+    /// The versions that `peer` told at its newest link; `None` if the fabric does not say.
+    fn versions(&self, peer: ReplicaId) -> Option<Versions> {
+        let _ = peer;
+        None
+    }
 
     /// Why this side and `peer` refuse each other at present, in words for the operator. `None` if
     /// they do not, if the link is up, or if the fabric does not say.

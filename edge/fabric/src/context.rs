@@ -1,11 +1,13 @@
 //! The state that all links of one fabric share, and why a link ends.
 
-use crate::hello::{GroupName, Hello, NotHello, Refusal, Session};
+use crate::hello::{self, GroupName, Hello, NotHello, Refusal, Session};
 use crate::poll::Poll;
 use crate::refused::{Refused, Strangers};
 use crate::ring::{BadCredit, BufferPool, Capacity, Damage, RingWriter};
 use crate::{FabricError, FabricEvent, FabricStats, Lane};
 use plover_types::ReplicaId;
+use plover_types::wire::Versions;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io;
 use std::time::{Duration, Instant};
@@ -23,6 +25,10 @@ pub struct Context {
     pub group: GroupName,
     /// The rings' sizes, in the order of [`Lane::ALL`].
     pub capacities: [Capacity; 2],
+    /// What this replica tells peers.
+    pub versions: Versions,
+    /// What peers have told, each at its newest handshake.
+    pub told: BTreeMap<ReplicaId, Versions>,
     pub poll: Poll,
     pub stats: FabricStats,
     pub refused: Refused,
@@ -73,6 +79,8 @@ impl Context {
                 capacity(Lane::Log, log_bytes)?,
                 capacity(Lane::Bulk, bulk_bytes)?,
             ],
+            versions: Versions::OURS,
+            told: BTreeMap::new(),
             poll: Poll::new().map_err(FabricError::system("make an epoll descriptor"))?,
             stats: FabricStats::default(),
             refused: Refused::default(),
@@ -90,7 +98,7 @@ impl Context {
     /// whose rings have `ring_bytes`.
     pub fn hello(&self, peer: ReplicaId, lane: u8, ring_bytes: u64, session: Session) -> Hello {
         Hello {
-            version: plover_types::wire::WIRE_VERSION,
+            versions: self.versions,
             lane,
             from: self.me,
             to: peer,
@@ -105,6 +113,13 @@ impl Context {
     pub fn hello_on(&self, peer: ReplicaId, lane: Lane, session: Session) -> Hello {
         let ring_bytes = self.capacity(lane).bytes() as u64;
         self.hello(peer, lane.index() as u8, ring_bytes, session)
+    }
+
+    /// Why a link to `peer` cannot go on: the group's version has been raised, and it does not speak it.
+    pub fn outgrown(&self, peer: ReplicaId) -> Option<No> {
+        let told = self.told.get(&peer)?;
+        let words = || hello::unlike(self.versions, *told);
+        (!self.versions.agree(*told)).then(|| No::because(Refusal::Version, words()))
     }
 
     /// Reports the records that `next` gives, within `share`. `true` if the share is used up: then

@@ -10,6 +10,7 @@ use crate::hello::{Greet, Refusal};
 use crate::peer::{HELLO_WITHIN, Peer, Step};
 use crate::poll::Interest;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use plover_types::wire::Versions;
 use plover_types::{Awaited, ReplicaId};
 use std::fmt::{Debug, Display};
 use std::io;
@@ -200,7 +201,10 @@ impl<T: Transport> RingFabric<T> {
                 continue;
             }
             match (visitor.greeting.refusal(&mine), peer) {
-                (None, Some(peer)) => peer.welcome(transport, context, now, visitor, mine),
+                (None, Some(peer)) => {
+                    context.told.insert(from, visitor.greeting.versions());
+                    peer.welcome(transport, context, now, visitor, mine);
+                }
                 (why, _) => {
                     let why = why.unwrap_or(Refusal::Identity.into());
                     context.refused(from, &visitor.address, &why, now);
@@ -349,6 +353,20 @@ impl<T: Transport> Fabric for RingFabric<T> {
 
     fn stats(&self) -> FabricStats {
         self.context.stats
+    }
+
+    fn speak(&mut self, versions: Versions) {
+        let context = &mut self.context;
+        context.versions = versions;
+        for peer in self.peers.iter_mut().filter(|peer| peer.up().is_some()) {
+            if let Some(why) = context.outgrown(peer.id) {
+                peer.lose(context, Instant::now(), &Loss::Refused(why));
+            }
+        }
+    }
+
+    fn versions(&self, peer: ReplicaId) -> Option<Versions> {
+        self.context.told.get(&peer).copied()
     }
 
     fn refusal(&self, peer: ReplicaId) -> Option<String> {

@@ -9,18 +9,21 @@
 //! ```
 //!
 //! The answer is sent even when it refuses, and says why, so that both operators read the
-//! cause in their own log. Magic and version stand first, in this version and all later ones.
+//! cause in their own log.
+//!
+//! Each side tells which wire versions it speaks, and which its group has. Replicas of neighbouring releases accept each
+//! other. So the layout of this message is the same in all releases: what is added takes bytes that are zero now.
 
 use crate::context::No;
 use crate::ring::Salt;
 use crate::{FabricError, Lane};
 use plover_types::ReplicaId;
-use plover_types::wire::WIRE_VERSION;
+use plover_types::wire::Versions;
 use std::fmt;
 
 /// First bytes of every connection. Not printable as a whole, so that no text protocol that
 /// strays in can match.
-const MAGIC: [u8; 8] = *b"PLOVERf\x01";
+const MAGIC: [u8; 8] = *b"PLOVERf\x02";
 
 /// First bytes of a connection of TLS.
 const TLS_HELLO: [u8; 2] = [22, 3];
@@ -86,7 +89,7 @@ impl Session {
 /// What one side says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    pub version: u8,
+    pub versions: Versions,
     pub lane: u8,
     pub from: ReplicaId,
     pub to: ReplicaId,
@@ -106,6 +109,8 @@ impl fmt::Debug for GroupName {
 pub trait Greet: fmt::Debug + Sized {
     /// The replica that it claims to come from.
     fn sender(&self) -> ReplicaId;
+    /// The versions that it speaks.
+    fn versions(&self) -> Versions;
     /// The reason against a link, `mine` being what this side says to that peer.
     fn refusal(&self, mine: &Self) -> Option<No>;
     /// Makes it an answer that refuses.
@@ -124,7 +129,9 @@ pub trait Message<const N: usize>: Greet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub enum Refusal {
-    #[error("it speaks another wire version: run the same release on all replicas")]
+    #[error(
+        "the two speak no wire version in common: run the same release on both, or neighbouring ones"
+    )]
     Version = 1,
     #[error("it belongs to another group: compare `group` in both configurations")]
     Group = 2,
@@ -179,12 +186,14 @@ impl Message<HELLO_BYTES> for Hello {
     fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut out = [0; HELLO_BYTES];
         out[..8].copy_from_slice(&MAGIC);
-        out[8] = self.version;
+        out[8] = self.versions.newest;
         out[9] = self.lane;
         out[10] = self.from.0;
         out[11] = self.to.0;
         out[12] = self.verdict;
         out[13] = self.group.length;
+        out[14] = self.versions.oldest;
+        out[15] = self.versions.group;
         out[16..24].copy_from_slice(&self.session.0.to_le_bytes());
         out[24..32].copy_from_slice(&self.ring_bytes.to_le_bytes());
         out[32..96].copy_from_slice(&self.group.bytes);
@@ -193,8 +202,6 @@ impl Message<HELLO_BYTES> for Hello {
         out
     }
 
-    /// The message in `bytes`. Of another version only magic, version and what this version
-    /// makes of the rest are there; [`Hello::version`] has to be looked at first.
     fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         if bytes[..2] == TLS_HELLO {
@@ -203,14 +210,17 @@ impl Message<HELLO_BYTES> for Hello {
         if bytes[..8] != MAGIC {
             return Err(NotHello::Magic);
         }
-        let version = bytes[8];
         let crc = u32::from_le_bytes(std::array::from_fn(|i| bytes[HELLO_BYTES - 4 + i]));
-        if version == WIRE_VERSION && crc != crc32c::crc32c(&bytes[..HELLO_BYTES - 4]) {
+        if crc != crc32c::crc32c(&bytes[..HELLO_BYTES - 4]) {
             return Err(NotHello::Damaged);
         }
         let length = bytes[13].min(GroupName::MAX as u8);
         Ok(Self {
-            version,
+            versions: Versions {
+                oldest: bytes[14],
+                newest: bytes[8],
+                group: bytes[15],
+            },
             lane: bytes[9],
             from: ReplicaId(bytes[10]),
             to: ReplicaId(bytes[11]),
@@ -230,7 +240,7 @@ impl Hello {
     /// that lane. The peer's own verdict counts only when nothing on this side speaks against it: our
     /// own comparison names the cause better.
     pub fn differs(&self, mine: &Hello) -> Option<Refusal> {
-        if self.version != mine.version {
+        if !self.versions.agree(mine.versions) {
             Some(Refusal::Version)
         } else if self.group != mine.group {
             Some(Refusal::Group)
@@ -244,6 +254,36 @@ impl Hello {
             Refusal::from_verdict(self.verdict)
         }
     }
+
+    /// The same, with the words for the operator.
+    pub fn no(&self, mine: &Hello) -> Option<No> {
+        self.differs(mine).map(|why| match why {
+            Refusal::Version => No::because(why, unlike(mine.versions, self.versions)),
+            why => No::from(why),
+        })
+    }
+}
+
+/// Why two replicas cannot be linked that speak these versions, and what to do.
+pub fn unlike(mine: Versions, theirs: Versions) -> String {
+    let both = format!("it speaks {theirs}, this replica {mine}");
+    if !theirs.fits(mine.group) {
+        let group = mine.group;
+        let advice = match theirs.newest < group {
+            true => "start the newer release there: a group's version is never lowered",
+            false => "start the release between there first",
+        };
+        format!("{both}, and the group has version {group}: {advice}")
+    } else if !mine.fits(theirs.group) {
+        let group = theirs.group;
+        let advice = match mine.newest < group {
+            true => "start the newer release here: a group's version is never lowered",
+            false => "start the release between here first",
+        };
+        format!("{both}, and the group has version {group}: {advice}")
+    } else {
+        format!("{both}: run the same release on both, or neighbouring ones")
+    }
 }
 
 impl Greet for Hello {
@@ -251,8 +291,12 @@ impl Greet for Hello {
         self.from
     }
 
+    fn versions(&self) -> Versions {
+        self.versions
+    }
+
     fn refusal(&self, mine: &Self) -> Option<No> {
-        self.differs(mine).map(No::from)
+        self.no(mine)
     }
 
     fn refuse(&mut self, why: Refusal) {
@@ -267,7 +311,7 @@ mod tests {
 
     fn hello() -> Hello {
         Hello {
-            version: WIRE_VERSION,
+            versions: Versions::OURS,
             lane: 1,
             from: ReplicaId(0),
             to: ReplicaId(2),
@@ -296,7 +340,7 @@ mod tests {
     fn every_difference_has_its_refusal() {
         type Change = fn(&mut Hello);
         let changes: [(Change, Refusal); 9] = [
-            (|it| it.version = 0, Refusal::Version),
+            (|it| it.versions.newest = 0, Refusal::Version),
             (
                 |it| it.group = GroupName::new("another").unwrap(),
                 Refusal::Group,
@@ -319,8 +363,12 @@ mod tests {
     #[test]
     fn its_form_is_that_of_its_version() {
         let hello = Hello {
-            // Where the version stands, and not which it is.
-            version: 0,
+            // Where the versions stand, and not which they are.
+            versions: Versions {
+                oldest: 101,
+                newest: 102,
+                group: 103,
+            },
             verdict: 3,
             ..hello()
         };
@@ -328,11 +376,24 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_readable_as_such() {
-        let mut bytes = hello().encode();
-        bytes[8] = WIRE_VERSION + 1;
-        bytes[100] = 7;
-        assert_eq!(Hello::decode(&bytes).unwrap().version, WIRE_VERSION + 1);
+    fn a_refusal_names_both_and_what_to_do() {
+        let of = |newest, group| Versions {
+            group,
+            ..Versions::up_to(newest)
+        };
+        let (old, new) = (of(2, 2), of(3, 3));
+        let said = unlike(new, old);
+        assert!(said.contains("it speaks wire version 2, this replica wire versions 2 to 3"));
+        assert!(said.contains("the newer release there"), "{said}");
+        assert!(unlike(old, new).contains("the newer release here"));
+        let later = Versions {
+            oldest: 3,
+            newest: 4,
+            group: 0,
+        };
+        assert!(unlike(of(3, 2), later).contains("the release between there"));
+        assert!(unlike(later, of(3, 2)).contains("the release between here"));
+        assert!(unlike(later, of(2, 0)).contains("neighbouring"));
     }
 
     proptest! {

@@ -16,6 +16,7 @@ use crate::{
     Attached, BoxedFabric, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError,
     WriteError,
 };
+use plover_types::wire::Versions;
 use plover_types::{Awaited, ReplicaId};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -170,6 +171,17 @@ impl Fabric for Mixed {
         let parts = self.parts.iter();
         let all = parts.map(|part| part.fabric.stats());
         all.fold(FabricStats::default(), std::ops::Add::add)
+    }
+
+    fn speak(&mut self, versions: Versions) {
+        for part in &mut self.parts {
+            part.fabric.speak(versions);
+        }
+    }
+
+    fn versions(&self, peer: ReplicaId) -> Option<Versions> {
+        let part = self.parts.iter().find(|part| part.peers.contains(&peer))?;
+        part.fabric.versions(peer)
     }
 
     fn refusal(&self, peer: ReplicaId) -> Option<String> {

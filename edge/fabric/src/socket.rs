@@ -141,7 +141,13 @@ impl<M: Message<N>, const N: usize> Dial<M, N> {
         };
         Ok(Some(match M::decode(bytes) {
             Err(error) => Err(error.into()),
-            Ok(theirs) => theirs.refusal(mine).map_or(Ok(theirs), Err),
+            Ok(theirs) => match theirs.refusal(mine) {
+                Some(no) => Err(no),
+                None => {
+                    context.told.insert(theirs.sender(), theirs.versions());
+                    Ok(theirs)
+                }
+            },
         }))
     }
 

@@ -104,6 +104,10 @@ impl<M: StateMachine> Server<M> {
                 base,
                 configuration,
             } => self.install_snapshot(base, configuration)?,
+            Command::Version(version) => {
+                self.fabric.speak(self.core.versions());
+                tracing::info!(version, "the group has this wire version");
+            }
             Command::Lead { view } => {
                 tracing::info!(%view, "leading");
                 self.lost = false;
@@ -249,6 +253,10 @@ impl<M: StateMachine> Server<M> {
         } else {
             self.linked.remove(peer);
             self.outgoing.forget(peer);
+        }
+        if let Some(versions) = self.fabric.versions(peer).filter(|_| up) {
+            let event = Event::Speaks { peer, versions };
+            self.core.apply(now, event, &mut self.commands);
         }
         let event = Event::Link { peer, up };
         self.core.apply(now, event, &mut self.commands);

@@ -24,6 +24,7 @@ use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
 use plover_fabric::{Attached, BoxedFabric, FabricEvent, Lane};
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -148,6 +149,7 @@ impl<M: StateMachine> Server<M> {
             any_voter_stands: true,
             pair: false,
             quorum_selection: true,
+            newest_version: WIRE_VERSION,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             timeout_min: config.timeout_min.unwrap_or(Micros(config.timeout.0 / 2)),
@@ -195,6 +197,7 @@ impl<M: StateMachine> Server<M> {
             started: Instant::now(),
             config,
         };
+        server.fabric.speak(server.core.versions());
         server.tick();
         Ok(server)
     }

@@ -18,7 +18,8 @@
 use crate::{Config, ServerError};
 use apus::{Configuration, Durability, DurableState, Entry, Event, Start};
 use plover_store::{Completion, Counters, Options, Store};
-use plover_types::{Index, View, Viewstamp, wire};
+use plover_types::wire::Versions;
+use plover_types::{Index, View, Viewstamp};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -202,11 +203,11 @@ impl Snapshots {
         };
         match bytes.split_first_chunk() {
             Some((crc, state)) if crc32c::crc32c(state).to_le_bytes() == *crc => {
-                if let Some(version) = state.first().filter(|it| **it != wire::WIRE_VERSION) {
+                if let Some(version) = state.first().filter(|it| !Versions::OURS.fits(**it)) {
                     // The log on disk is ours, or there is none: the operator has moved the other
                     // release's log away, and the snapshot stayed.
                     tracing::warn!(
-                        path = %self.path.display(), version, ours = wire::WIRE_VERSION,
+                        path = %self.path.display(), version, ours = %Versions::OURS,
                         "the snapshot is of another release's wire version and not used"
                     );
                     return Ok(None);
@@ -276,6 +277,7 @@ mod tests {
         let configuration = Configuration {
             in_sync: ReplicaSet(1),
             members: Members::of(ReplicaSet(1)),
+            ..Configuration::default()
         };
         let entry = |index| Entry {
             viewstamp: at(view, index),

@@ -10,7 +10,7 @@
 
 use crate::outputs::Verdict;
 use apus::{Durability, Phase};
-use plover_types::wire::{self, WIRE_VERSION, WireError};
+use plover_types::wire::{self, OLDEST_VERSION, WireError};
 use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
@@ -193,7 +193,7 @@ pub struct StatusReport {
 pub(crate) fn put<T: Serialize>(message: &T, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
-    out.push(WIRE_VERSION);
+    out.push(OLDEST_VERSION);
     *out = wire::encode_part(message, std::mem::take(out));
     let (header, body) = out[start..].split_at_mut(HEADER_BYTES);
     let length = u32::try_from(body.len()).expect("entries are bounded far below");

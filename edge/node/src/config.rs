@@ -9,6 +9,7 @@ use plover_disk::DiskSpec;
 use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, GroupRecord, Warm};
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Mac, Micros, PageLayout, ReplicaId, ReplicaSet};
 use plover_vm::{
     Accel, AtEnd, Boot, ClockBase, DiskBus, DiskDevice, Ends, Firmware, Identity, Machine,
@@ -111,6 +112,11 @@ pub struct GroupConfig {
     /// The secondary sends at most this many MiB a second to keep the witness warm.
     #[serde(default = "default_warm_mib_per_s")]
     pub warm_mib_per_s: u32,
+    /// The newest wire version that this replica speaks (default: the newest of its release). While one member has an
+    /// older one here, the group keeps that, and each host can still go back to the release before. Without it the
+    /// group's version is raised as soon as the last member runs the new release.
+    #[serde(default)]
+    pub version_max: Option<u8>,
     /// MiB of log entries that are kept for replicas that lag.
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
@@ -343,6 +349,11 @@ impl GroupConfig {
         self.timeout_ms.unwrap_or(usual)
     }
 
+    /// The newest wire version that this replica speaks.
+    pub fn newest_version(&self) -> u8 {
+        self.version_max.unwrap_or(WIRE_VERSION)
+    }
+
     /// The shortest silence for which a leader is suspected, in ms.
     pub fn timeout_min_ms(&self) -> u64 {
         let beats = 3 * self.heartbeat_ms;
@@ -489,6 +500,7 @@ impl ReplicaConfig {
             message_bytes_max,
             policy: axes,
             known_after: Micros::from_ms(self.group.heartbeat_ms * 100),
+            newest_version: self.group.newest_version(),
             slot: SlotConfig {
                 idle_threshold: policy
                     .idle_threshold_us

@@ -116,9 +116,11 @@ impl Storage {
         group: &str,
         me: ReplicaId,
         durability: apus::Durability,
+        newest_version: u8,
     ) -> Result<(Self, Start), StorageError> {
         std::fs::create_dir_all(dir).map_err(io_error("cannot create", dir))?;
-        let options = Options::new(group, durability);
+        let mut options = Options::new(group, durability);
+        options.newest_version = newest_version;
         // This comes first: it refuses a directory that another process uses.
         let (store, recovered) = Store::open(&dir.join("consensus"), &options)?;
         let file = RecordFile::open(dir, group)?;
@@ -283,6 +285,7 @@ mod tests {
     use super::*;
     use apus::{Durability, EntryKind, Members};
     use plover_types::View;
+    use plover_types::wire::WIRE_VERSION;
 
     const ME: ReplicaId = ReplicaId(1);
 
@@ -310,7 +313,7 @@ mod tests {
     #[test]
     fn a_replica_that_has_left_does_not_start_again() {
         let dir = tempfile::tempdir().unwrap();
-        let open = |me| Storage::open(dir.path(), "g", me, Durability::Memory);
+        let open = |me| Storage::open(dir.path(), "g", me, Durability::Memory, WIRE_VERSION);
         let (mut storage, _) = open(ME).unwrap();
         let others = ReplicaSet::of([ReplicaId(0), ReplicaId(2), ReplicaId(3)]);
         let mut record = GroupRecord {
@@ -338,7 +341,7 @@ mod tests {
     fn a_drained_host_stays_so() {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
-            Storage::open(dir.path(), "g", ME, Durability::Memory)
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION)
                 .unwrap()
                 .0
         };
@@ -372,7 +375,8 @@ mod tests {
     #[test]
     fn a_restart_finds_the_log_and_the_promise() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, start) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
+        let (mut storage, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         assert!(matches!(start, Start::Fresh));
         let promised = View::new(1, ReplicaId(0));
         storage.persist_state(DurableState {
@@ -385,7 +389,8 @@ mod tests {
         assert!(matches!(events[0], Event::StatePersisted(state) if state.promised == promised));
         assert!(matches!(events[1], Event::EntriesPersisted(last) if last == stamp(4)));
         drop(storage);
-        let (_, start) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
+        let (_, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         match start {
             Start::Restarted {
                 log,
@@ -400,7 +405,7 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(matches!(
-            Storage::open(dir.path(), "other", ME, Durability::Disk),
+            Storage::open(dir.path(), "other", ME, Durability::Disk, WIRE_VERSION),
             Err(StorageError::Store(StoreError::OtherGroup { .. }))
         ));
     }
@@ -408,7 +413,8 @@ mod tests {
     #[test]
     fn a_damaged_log_is_reported_and_makes_the_replica_recover() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
+        let (mut storage, _) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         storage.persist_state(DurableState::default());
         storage.append(stamp(0), None, &[entry(1), entry(2)]);
         wait_for(&mut storage, 2);
@@ -417,7 +423,8 @@ mod tests {
         let mut bytes = std::fs::read(&segment).unwrap();
         bytes[150] ^= 1;
         std::fs::write(&segment, bytes).unwrap();
-        let (storage, start) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
+        let (storage, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Disk, WIRE_VERSION).unwrap();
         assert!(matches!(
             start,
             Start::Restarted {
@@ -432,7 +439,8 @@ mod tests {
     #[test]
     fn the_promise_is_kept_in_memory_mode_too() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
+        let (mut storage, _) =
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
         let promised = View::new(7, ReplicaId(2));
         storage.persist_state(DurableState {
             promised,
@@ -440,7 +448,8 @@ mod tests {
         });
         wait_for(&mut storage, 1);
         drop(storage);
-        let (_, start) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
+        let (_, start) =
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
         assert!(matches!(start, Start::Restarted { durable, .. } if durable.promised == promised));
     }
 
@@ -448,7 +457,8 @@ mod tests {
     #[test]
     fn a_replica_whose_promise_was_moved_away_has_run() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
+        let (mut storage, _) =
+            Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
         let view = View::new(7, ReplicaId(2));
         let record = GuestRecord {
             view,
@@ -458,7 +468,8 @@ mod tests {
         drop(storage);
         for _ in 0..2 {
             std::fs::remove_dir_all(dir.path().join("consensus")).unwrap();
-            let (storage, start) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
+            let (storage, start) =
+                Storage::open(dir.path(), "g", ME, Durability::Memory, WIRE_VERSION).unwrap();
             assert!(
                 matches!(start, Start::PromiseLost { least } if least == view),
                 "{start:?}"

@@ -1,5 +1,6 @@
 //! The errors of the store.
 
+use plover_types::wire::Versions;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,22 @@ pub enum StoreError {
         why: String,
         /// How to continue without it.
         go_on: &'static str,
+    },
+    /// The group has a version that this release does not speak, or does not speak any more. Nothing was changed.
+    #[error(
+        "{path} is of a group that has wire version {version}, and this replica speaks {speaks}: {}",
+        match version > &speaks.newest {
+            true => "start the newer release (a group's version is never lowered, so there is no way back to this one)",
+            false => "start the release between the two first, on all replicas",
+        }
+    )]
+    GroupVersion {
+        /// The directory.
+        path: PathBuf,
+        /// The group's version.
+        version: u8,
+        /// The versions that this replica speaks.
+        speaks: Versions,
     },
     /// The group's name does not fit the file of the promise. Nothing has been written.
     #[error("the group's name '{0}' has more than 255 bytes: choose a shorter one")]

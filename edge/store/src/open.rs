@@ -8,7 +8,7 @@ use crate::recover::{Found, Problem, recover};
 use crate::segment;
 use crate::state::{self, GROUP_BYTES_MAX, State, StateFile};
 use apus::{Durability, DurableState, Entry, Start};
-use plover_types::wire::WIRE_VERSION;
+use plover_types::wire::{Versions, WIRE_VERSION};
 
 /// The least that a segment may be, bytes.
 pub(crate) const SEGMENT_BYTES_MIN: u64 = 4096;
@@ -21,6 +21,9 @@ pub struct Options {
     /// With [`Durability::Memory`] only the promise is kept. A log that is there is removed, because
     /// it would be out of date from then on.
     pub durability: Durability,
+    /// The newest version of the wire forms that the replica speaks (default: that of this release). A directory of a group
+    /// that has left it behind is refused.
+    pub newest_version: u8,
     /// Size of a segment: the unit of preallocation and of trimming. An entry that is larger gets a
     /// larger segment. Tests make them small.
     pub(crate) segment_bytes: u64,
@@ -33,6 +36,7 @@ impl Options {
         Self {
             group: group.into(),
             durability,
+            newest_version: WIRE_VERSION,
             segment_bytes: 16 << 20,
         }
     }
@@ -98,7 +102,6 @@ pub(crate) fn open_state(
             durability: options.durability,
             promise: None,
             whole: false,
-            wire: WIRE_VERSION,
         };
         return StateFile::create(directory, state);
     }
@@ -110,17 +113,22 @@ pub(crate) fn open_state(
             wanted: options.group.clone(),
         });
     }
-    // A log that is not whole, or not wanted, is removed even if another release wrote it.
-    let is_needed = file.state.whole && options.durability == Durability::Disk;
-    let is_foreign = file.state.wire != WIRE_VERSION;
-    if is_needed && is_foreign && !segment::list(directory)?.is_empty() {
-        let why = format!(
-            "the log's entries are of wire version {}, and this one has {WIRE_VERSION}",
-            file.state.wire
-        );
-        return Err(other_release(directory, why));
-    }
+    let version = file.state.promise.map_or(0, |promise| promise.version);
+    check_version(directory, options, version)?;
     Ok(file)
+}
+
+/// Refuses the directory of a group whose version this replica does not speak.
+fn check_version(directory: &Directory, options: &Options, version: u8) -> Result<(), StoreError> {
+    let speaks = Versions::up_to(options.newest_version);
+    if speaks.fits(version) {
+        return Ok(());
+    }
+    Err(StoreError::GroupVersion {
+        path: directory.path().into(),
+        version,
+        speaks,
+    })
 }
 
 fn other_release(directory: &Directory, why: String) -> StoreError {
@@ -159,7 +167,14 @@ pub(crate) fn with_log(
     let mut damage = None;
     if state.state.whole {
         match recover(directory, salt) {
-            Ok(found) => return resume(directory, promise, salt, options, found),
+            Ok(found) => {
+                let mut configuration = found.base.configuration;
+                for entry in &found.entries {
+                    configuration.note(entry.kind);
+                }
+                check_version(directory, options, configuration.version)?;
+                return resume(directory, promise, salt, options, found);
+            }
             Err(Problem::Damage(found)) => damage = Some(found),
             Err(Problem::Foreign(why)) => return Err(other_release(directory, why)),
             Err(Problem::System(error)) => return Err(error),
@@ -177,7 +192,6 @@ pub(crate) fn with_log(
     state.update(|state| {
         state.whole = false;
         state.durability = Durability::Disk;
-        state.wire = WIRE_VERSION;
     })?;
     let newest = segment::list(directory)?.last().copied();
     segment::discard_all(directory, damage.as_ref().and_then(Damage::evidence))?;

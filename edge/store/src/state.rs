@@ -22,7 +22,7 @@ pub(crate) const FILE: &str = "state";
 const COPY_BYTES: usize = 4096;
 const PAIR_BYTES: usize = 2 * COPY_BYTES;
 const MAGIC: [u8; 7] = *b"PLVSTAT";
-pub(crate) const FORMAT: u8 = b'2';
+pub(crate) const FORMAT: u8 = b'3';
 
 /// The longest name of a group: a copy must fit a sector of 512 bytes.
 pub(crate) const GROUP_BYTES_MAX: usize = 255;
@@ -43,8 +43,6 @@ pub(crate) struct State {
     /// The log holds everything that was acknowledged. False until a first recovery is complete,
     /// in memory mode, and after damage.
     pub whole: bool,
-    /// The version of the wire forms, in which the log's entries are written.
-    pub wire: u8,
 }
 
 /// The open file and what it holds.

@@ -73,6 +73,7 @@ impl World {
             process.actions.extend(actions);
             self.count_paced(who, paced);
             self.read_log(who);
+            self.check_version(who);
             self.at_member_entry(who);
             while let Some(action) = self.process_mut(who).actions.pop_front() {
                 self.act(who, action);
@@ -108,6 +109,7 @@ impl World {
             bytes,
             ..
         } = record;
+        self.check_record(to, &bytes);
         self.tell(to, Event::Received { from, lane, bytes });
     }
 
@@ -195,6 +197,7 @@ impl World {
                 }
             }
             Action::PersistGuest(record) => self.store(who, Write::Guest(record)),
+            Action::Version(version) => self.on_version(who, version),
             Action::Regroup(record) => self.store(who, Write::Group(record)),
             Action::Leave => self.leaves(who),
             Action::StartGuest(reason) => self.start_guest(who, reason),

@@ -116,6 +116,16 @@ impl Disk {
         self.base != Viewstamp::default() && self.base.view < generation
     }
 
+    /// The group's version, as far as it knows: a release that does not speak it refuses this disk.
+    pub fn version(&self) -> u8 {
+        let mut configuration = self.configuration_at_base;
+        for entry in &self.log {
+            configuration.note(entry.kind);
+        }
+        let stored = self.state.map_or(0, |state| state.version);
+        stored.max(configuration.version)
+    }
+
     /// How many writes are under way.
     pub fn under_way(&self) -> usize {
         self.under_way.len()

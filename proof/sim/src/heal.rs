@@ -49,7 +49,8 @@ impl World {
             let status = replica.status();
             status.role == Role::Secondary && !status.in_sync.contains(who)
         });
-        up && protected && !changes && !joins && !strays
+        let together = self.speaks_together();
+        up && together && protected && !changes && !joins && !strays
     }
 
     /// Every fault ends.
@@ -66,6 +67,7 @@ impl World {
             self.plan.after(Micros::ZERO, Happening::Order);
         }
         self.end_replacing();
+        self.end_upgrading();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
             self.process_mut(who).has_tap = true;
@@ -90,7 +92,7 @@ impl World {
         self.invariants
             .progress
             .look(self.generation, voters, running);
-        if self.is_whole() && self.clients.fresh_replies > 0 {
+        if self.is_whole() && self.is_upgraded() && self.clients.fresh_replies > 0 {
             self.finished = true;
             self.coverage.hit("healed");
             return;

@@ -70,6 +70,7 @@ pub mod spoken;
 pub mod timetable;
 pub mod trace;
 pub mod typist;
+mod upgrade;
 pub mod world;
 
 mod body;

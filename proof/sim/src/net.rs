@@ -17,6 +17,7 @@
 
 use crate::rng::Rng;
 use crate::schedule::{Arrival, Happening, Schedule};
+use plover_types::wire::Versions;
 use plover_types::{Lane, Micros, ReplicaId};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -53,6 +54,8 @@ struct Link {
     session: u64,
     open: bool,
     slowness: u64,
+    /// What the lower and the higher end have told in this session.
+    told: Option<[Versions; 2]>,
 }
 
 /// All links.
@@ -100,6 +103,7 @@ impl Net {
             session: 0,
             open: false,
             slowness: 1,
+            told: None,
         };
         self.links.insert((a, b), link);
         plan.after(self.rng.micros((0, 20_000)), Happening::Connect(a, b));
@@ -126,18 +130,33 @@ impl Net {
             .expect("a link between members")
     }
 
-    /// Two replicas try to connect. `ready` says whether the processes of both answer.
-    pub fn connect(&mut self, a: ReplicaId, b: ReplicaId, ready: bool, plan: &mut Schedule) {
+    /// What `peer` has told `end` in this session, unless there is a newer one.
+    pub fn told(&mut self, end: ReplicaId, peer: ReplicaId, session: u64) -> Option<Versions> {
+        let link = self.link(end, peer);
+        let told = link.told.filter(|_| link.session == session)?;
+        Some(told[usize::from(peer > end)])
+    }
+
+    /// Two replicas try to connect. `told` is what they tell each other, the lower id first, if both answer and accept
+    /// each other.
+    pub fn connect(
+        &mut self,
+        a: ReplicaId,
+        b: ReplicaId,
+        told: Option<[Versions; 2]>,
+        plan: &mut Schedule,
+    ) {
         let cut = self.way(a, b).cut || self.way(b, a).cut;
         let link = self.link(a, b);
         if link.open {
             return;
         }
-        if cut || !ready {
+        if cut || told.is_none() {
             let again = self.rng.micros((5_000, 40_000));
             return plan.after(again, Happening::Connect(a, b));
         }
         link.open = true;
+        link.told = told;
         link.session += 1;
         let session = link.session;
         for (end, peer) in [(a, b), (b, a)] {

@@ -5,12 +5,14 @@ use crate::faults::Ambush;
 use crate::history::History;
 use crate::hypervisor::Hypervisor;
 use crate::invariants::debt_never_forgotten::{self, Side};
+use crate::invariants::forms_are_known;
 use crate::invariants::memory_equal_after_sync::Snapshot;
 use crate::invariants::{Violation, committed_not_lost, warm_copy_accounted};
 use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
+use apus::EntryKind;
 use plover_replica::{Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
@@ -141,6 +143,10 @@ impl World {
             let entry = replica.consensus_core().entry(Index(index));
             let entry = entry.expect("what lies between base and commit is in the log");
             check = check.and(self.invariants.log.committed(who, status.view, entry));
+            if let (EntryKind::App, Some(form)) = (entry.kind, entry.payload.first()) {
+                let speaks = replica.consensus_core().versions();
+                check = check.and(forms_are_known::record(who, speaks, *form));
+            }
         }
         self.process_mut(who).read = (generation, status.commit);
         self.check(check);

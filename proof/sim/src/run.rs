@@ -7,8 +7,9 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 23] = [
+pub const CANARIES: [(&str, Canary); 24] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
+    ("deaf-to-versions", Canary::DeafToVersions),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),

@@ -11,6 +11,7 @@ use plover_policy::{
     UnprotectedOutput, VSMR,
 };
 use plover_replica::{Canary, Config, GroupRecord, Warm};
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
 
 /// How the clients behave.
@@ -274,6 +275,7 @@ fn draw_config(
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         policy: VSMR.policy,
         known_after: Micros::from_ms(300),
+        newest_version: WIRE_VERSION,
         slot: SlotConfig {
             // Ten times the real one, because each sample is an event here.
             idle_threshold: Micros(1000),

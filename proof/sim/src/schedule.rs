@@ -56,6 +56,8 @@ pub enum Happening {
     Ask(u8),
     /// A client repeats a request that is not answered yet.
     AskAgain(u8, u32),
+    /// The operator upgrades a replica, or takes one back.
+    Upgrade,
     /// A fault strikes, for this long if the plan says.
     Strike(Fault, Option<Micros>),
     /// A fault ends.

@@ -20,6 +20,7 @@ use crate::scenario::{Scenario, has_short_lives, preset_of};
 use crate::schedule::{Happening, Schedule};
 use crate::trace::{Trace, TraceMode, trace};
 use crate::typist::Typist;
+use crate::upgrade::Upgrading;
 use plover_policy::Preset;
 use plover_replica::{Canary, Event, Replica};
 use plover_types::{Index, Micros, ReplicaId, View};
@@ -94,6 +95,7 @@ pub struct World {
     pub(crate) planned: Planned,
     pub(crate) orders: Orders,
     pub(crate) replacing: Replacing,
+    pub(crate) upgrading: Upgrading,
     /// When a fault struck or ended last.
     pub(crate) disturbed_at: Micros,
     /// The replies that were received when they were last counted.
@@ -184,6 +186,11 @@ impl World {
         if replacing.comes() {
             plan.at(scenario.faults.begin, Happening::Replace);
         }
+        let has_witness = options.replicas > 2 && !alone;
+        let upgrading = Upgrading::draw(seed, has_witness, scenario.policy().secondary);
+        if upgrading.comes() {
+            plan.at(scenario.faults.begin, Happening::Upgrade);
+        }
         if scenario.short_lives {
             plan.at(scenario.faults.begin, Happening::AllDie);
         }
@@ -213,6 +220,7 @@ impl World {
             planned,
             orders,
             replacing,
+            upgrading,
             disturbed_at: Micros::ZERO,
             replies_before: 0,
             scenario,
@@ -261,6 +269,10 @@ impl World {
                 if self.process(end).state != State::Down
                     && self.net.on_notice(end, peer, session, up)
                 {
+                    let told = self.net.told(end, peer, session);
+                    if let Some(versions) = told.filter(|_| up && self.upgrading.tells()) {
+                        self.tell(end, Event::Speaks { peer, versions });
+                    }
                     self.tell(end, Event::Link { peer, up });
                 }
             }
@@ -269,7 +281,8 @@ impl World {
                 let ready = [(a, b), (b, a)].iter().all(|(who, peer)| {
                     self.process(*who).state == State::Up && self.knows(*who, *peer)
                 });
-                self.net.connect(a, b, ready, &mut self.plan);
+                let told = if ready { self.greet(a, b) } else { None };
+                self.net.connect(a, b, told, &mut self.plan);
             }
             Happening::BreakLink(a, b, session) => {
                 self.net.on_break(a, b, session, &mut self.plan);
@@ -304,6 +317,7 @@ impl World {
             Happening::Plan => self.plan_work(),
             Happening::Order => self.order_power(),
             Happening::Replace => self.replace_one(),
+            Happening::Upgrade => self.upgrade_one(),
             Happening::Undrain(who) => self.undrain(who),
             Happening::StartGuest => self.start_guest_again(),
             Happening::LookAfterAnEnd => self.look_after_an_end(),
@@ -366,6 +380,7 @@ impl World {
         let now = self.plan.now();
         let mut config = self.scenario.config(who, &mut self.chance.processes);
         self.name_members(&mut config);
+        config.newest_version = self.newest_of(who);
         let rng = &mut self.chance.processes;
         config.drained = self.planned.is_drained(who);
         let drift_max = self.scenario.drift_ppm_max;

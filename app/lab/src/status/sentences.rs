@@ -13,6 +13,7 @@ impl GroupStatus {
         if let Some(change) = self.change_in_words() {
             told.push(format!("The members change: {change}."));
         }
+        told.extend(self.version_in_words());
         if let Some(last) = self.last_failover() {
             told.push(format!("Last failover: {last}."));
         }
@@ -135,6 +136,28 @@ impl GroupStatus {
             words += &format!("; it has {percent}% of {} MiB", of >> 20);
         }
         Some(words)
+    }
+
+    /// Why the group's wire version is not the newest that a replica speaks.
+    fn version_in_words(&self) -> Option<String> {
+        let versions = |it: &ReplicaStatus| it.more.get("version").cloned();
+        let newest = |it: &serde_json::Value| it["newest"].as_u64();
+        let version = self
+            .replicas
+            .iter()
+            .filter_map(versions)
+            .max_by_key(newest)?;
+        let waits_for = version["waits_for"].as_array()?.iter();
+        let why: Vec<_> = waits_for.filter_map(serde_json::Value::as_str).collect();
+        let newest = newest(&version)?;
+        let has = match version["group"].as_u64()? {
+            0 => String::new(),
+            group => format!(" and has {group}"),
+        };
+        (!why.is_empty()).then(|| {
+            let why = why.join(", ");
+            format!("The group waits for wire version {newest}{has}: {why}.")
+        })
     }
 
     /// How the present leader took over.

@@ -18,6 +18,7 @@ fn configuration(ids: &[u8]) -> Configuration {
     Configuration {
         in_sync: set(ids),
         members: Members::of(set(&[0, 1, 2])),
+        version: 0,
     }
 }
 

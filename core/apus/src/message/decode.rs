@@ -161,5 +161,6 @@ fn sane_kind(kind: EntryKind, payload: &[u8]) -> bool {
         EntryKind::Noop => payload.is_empty(),
         EntryKind::InSync(set) => payload.is_empty() && !set.is_empty(),
         EntryKind::Members(members) => members.are_sane(),
+        EntryKind::Version(version) => payload.is_empty() && version > 0,
     }
 }

@@ -21,6 +21,7 @@ const MEMBERS: Members = Members {
 const CONFIGURATION: Configuration = Configuration {
     in_sync: ReplicaSet(0b11),
     members: MEMBERS,
+    version: 101,
 };
 
 fn append() -> Append {
@@ -155,6 +156,7 @@ fn the_form_of_entries_is_that_of_their_version() {
         EntryKind::App,
         EntryKind::InSync(ReplicaSet(0b101)),
         EntryKind::Members(MEMBERS),
+        EntryKind::Version(102),
     ];
     assert_every_kind(&kinds);
     let entries = kinds.map(|kind| Entry {

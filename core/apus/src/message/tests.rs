@@ -85,6 +85,7 @@ fn no_message_is_larger_than_its_bound() {
     let configuration = Configuration {
         in_sync: ReplicaSet(u16::MAX),
         members,
+        version: u8::MAX,
     };
     let message = |entries: &[Entry]| {
         let message = Message::Append(Append {
@@ -108,6 +109,7 @@ fn no_message_is_larger_than_its_bound() {
         EntryKind::App,
         EntryKind::InSync(ReplicaSet(u16::MAX)),
         EntryKind::Members(members),
+        EntryKind::Version(u8::MAX),
     ];
     for kind in kinds {
         let one = Entry {

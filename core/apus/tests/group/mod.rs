@@ -17,6 +17,7 @@ use apus::{
     Apus, Canary, Command, Config, Contradiction, Durability, Entry, EntryKind, Event, Members,
     Phase, ProposeError, Start, Status,
 };
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -376,6 +377,7 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         any_voter_stands: false,
         pair: false,
         quorum_selection: false,
+        newest_version: WIRE_VERSION,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
         timeout_min: TIMEOUT,

@@ -4,6 +4,7 @@ use crate::canary::Canary;
 use crate::members::GroupRecord;
 use apus::Durability;
 use plover_policy::{DEFAULT, MatchConfig, Policy, SlotConfig, UnprotectedOutput};
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,8 @@ pub struct Config {
     pub timeout_min: Micros,
     /// How long a leader is listened to before its silences say how long the next one may be.
     pub known_after: Micros,
+    /// The newest version of the wire forms that this replica speaks.
+    pub newest_version: u8,
     /// How long this side's hypervisor may leave an order unanswered. A leader whose hypervisor takes longer
     /// gives up leading, if another replica holds the guest.
     pub hypervisor_timeout: Micros,
@@ -89,6 +92,7 @@ impl Config {
             timeout: Micros::from_ms(100),
             timeout_min: Micros::from_ms(75),
             known_after: Micros::from_ms(2500),
+            newest_version: WIRE_VERSION,
             hypervisor_timeout: Micros::from_ms(600),
             durability: Durability::Memory,
             log_bytes_max: 1 << 20,

@@ -181,6 +181,11 @@ pub enum Note {
         /// Those that are sent the log and do not vote.
         learners: ReplicaSet,
     },
+    /// The group's version was raised: forms of it may be sent from now on.
+    Version {
+        /// The version.
+        version: u8,
+    },
     /// An order to change the members came to nothing.
     MembersRefused {
         /// Why.

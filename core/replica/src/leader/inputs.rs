@@ -16,7 +16,7 @@ use crate::guest::Input;
 use crate::log_ops::LogOp;
 use apus::EntryKind;
 use plover_policy::Input as Order;
-use plover_types::{Frame, wire};
+use plover_types::Frame;
 
 /// The part of the log, as a divisor, that inputs leave free: the syncvm that empties a full
 /// log must find room in it, also after some that failed.
@@ -72,7 +72,7 @@ impl Leader {
 
     fn propose_input(&mut self, cx: &mut Context, op: LogOp) -> bool {
         let before = self.last_input_proposed;
-        let payload = wire::encode(&op);
+        let payload = op.encode(cx.group.core.version());
         let log_bytes_max = cx.config.log_bytes_max;
         let room = log_bytes_max - log_bytes_max / KEPT_FREE_PART;
         let fits = |cx: &Context| cx.group.core.status().log_bytes + payload.len() <= room;

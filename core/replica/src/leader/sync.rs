@@ -45,7 +45,7 @@ use plover_guard::HeldSlot;
 use plover_matching::Translation;
 use plover_policy::SyncReason;
 use plover_syncvm::{Phase, SyncReport};
-use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
+use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed};
 
 /// The part of a running syncvm that every stage has.
 #[derive(Debug)]
@@ -234,7 +234,7 @@ impl Leader {
                 true => LogOp::SyncvmThenRest(sync),
                 false => LogOp::Syncvm(sync),
             };
-            let payload = wire::encode(&op);
+            let payload = op.encode(cx.group.core.version());
             let Ok(viewstamp) = cx.propose(EntryKind::App, payload) else {
                 self.slot.started = cx.now;
                 return;

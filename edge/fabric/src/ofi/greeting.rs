@@ -19,6 +19,7 @@ use crate::Lane;
 use crate::context::No;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
 use plover_types::ReplicaId;
+use plover_types::wire::Versions;
 
 /// First bytes of every connection; unlike those of the other fabrics.
 const MAGIC: [u8; 8] = *b"PLOVERo\x01";
@@ -70,8 +71,6 @@ impl Message<GREETING_BYTES> for Greeting {
         out
     }
 
-    /// The message in `bytes`. Of another version only the version can be relied on; it is the
-    /// first thing that [`refusal`](Greet::refusal) looks at.
     fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
         if bytes[..MAGIC.len()] != MAGIC {
             return Err(NotHello::Magic);
@@ -82,8 +81,7 @@ impl Message<GREETING_BYTES> for Greeting {
         };
         let lanes = [lane(0)?, lane(1)?];
         let crc = u32::from_le_bytes(std::array::from_fn(|i| bytes[CRC_AT + i]));
-        let ours = lanes[0].version == plover_types::wire::WIRE_VERSION;
-        if ours && crc != crc32c::crc32c(&bytes[..CRC_AT]) {
+        if crc != crc32c::crc32c(&bytes[..CRC_AT]) {
             return Err(NotHello::Damaged);
         }
         let address = |n: usize| {
@@ -113,12 +111,14 @@ impl Greet for Greeting {
         self.lanes[0].from
     }
 
+    fn versions(&self) -> Versions {
+        self.lanes[0].versions
+    }
+
     fn refusal(&self, mine: &Self) -> Option<No> {
         let lanes = self.lanes.iter().zip(&mine.lanes);
-        let refusal = lanes
-            .filter_map(|(theirs, mine)| theirs.differs(mine))
-            .next();
-        match refusal {
+        let refusal = lanes.filter_map(|(theirs, mine)| theirs.no(mine)).next();
+        match refusal.as_ref().map(|no| no.verdict) {
             // If the providers differ, that is why it refused: this names them.
             None | Some(Refusal::Provider) if self.provider != mine.provider => {
                 let words = format!(
@@ -130,7 +130,7 @@ impl Greet for Greeting {
                 );
                 Some(No::because(Refusal::Provider, words))
             }
-            refusal => refusal.map(No::from),
+            _ => refusal,
         }
     }
 
@@ -155,7 +155,7 @@ mod tests {
 
     fn greeting(from: u8, to: u8) -> Greeting {
         let hello = |lane| Hello {
-            version: plover_types::wire::WIRE_VERSION,
+            versions: Versions::OURS,
             lane,
             from: ReplicaId(from),
             to: ReplicaId(to),

@@ -13,6 +13,7 @@ use crate::context::{Loss, No};
 use crate::door::Listen;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, Refusal};
 use plover_types::ReplicaId;
+use plover_types::wire::Versions;
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -200,11 +201,17 @@ impl Greet for Offering {
         self.hello.from
     }
 
+    fn versions(&self) -> Versions {
+        self.hello.versions
+    }
+
     fn refusal(&self, mine: &Self) -> Option<No> {
         let user = (!self.is_same_user).then_some(Refusal::User);
         let memory = self.offer.is_none().then_some(Refusal::Memory);
-        let refusal = user.or_else(|| self.hello.differs(&mine.hello)).or(memory);
-        refusal.map(No::from)
+        let hello = || self.hello.no(&mine.hello);
+        user.map(No::from)
+            .or_else(hello)
+            .or_else(|| memory.map(No::from))
     }
 
     fn refuse(&mut self, why: Refusal) {

@@ -32,6 +32,7 @@ impl Body {
             } => self.storage.append(after, anew, &entries),
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
             Action::Regroup(record) => self.regroup(*record)?,
+            Action::Version(_) => self.speak(),
             Action::Leave => self.stopping = true,
             Action::StartGuest(reason) => self.start_guest(reason),
             Action::KillGuest => {
@@ -241,6 +242,12 @@ impl Body {
                 "the members of the group are {}, and {} is to join",
                 voters.in_words(),
                 learners.in_words()
+            ),
+            Note::Version { version } => tracing::info!(
+                event = "version_raised",
+                version,
+                "all members speak wire version {version}, which the group has from now on: none can go back to a release \
+                 without it"
             ),
             Note::MembersRefused { why } => tracing::warn!(
                 event = "members_refused",

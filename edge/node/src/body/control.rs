@@ -304,6 +304,7 @@ impl Body {
         let members = self.replica.members().iter().map(|r| r.0);
         answer["members"] = members.collect();
         self.tell_of_members(&mut answer);
+        self.tell_of_versions(&mut answer);
         answer["guest_paused"] = self.is_guest_paused().into();
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();

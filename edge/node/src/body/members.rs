@@ -4,6 +4,7 @@ use super::{Body, BoxError};
 use crate::death::Reporter;
 use plover_replica::{ChangeStep, Event, GroupRecord, MemberOrder, Role};
 use plover_types::ReplicaId;
+use plover_types::wire::OLDEST_VERSION;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -34,6 +35,30 @@ impl Body {
             .flatten();
         self.storage.persist_members(record)?;
         Ok(())
+    }
+
+    /// Tells peers from now on which version the group has.
+    pub(super) fn speak(&mut self) {
+        let versions = self.replica.consensus_core().versions();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.speak(versions);
+        }
+    }
+
+    /// Adds the group's version to a status, and why it is not the newest that this replica speaks.
+    pub(super) fn tell_of_versions(&self, status: &mut Value) {
+        let brain = self.replica.status();
+        let behind = brain.version_waits_for.iter();
+        let behind = behind.map(|(id, speaks)| match speaks {
+            Some(version) => format!("replica {} speaks {version} only", id.0),
+            None => format!("replica {} is not linked", id.0),
+        });
+        status["version"] = json!({
+            "group": brain.version,
+            "oldest": OLDEST_VERSION,
+            "newest": brain.version_newest,
+            "waits_for": behind.collect::<Vec<_>>(),
+        });
     }
 
     /// An operator's order to change the members, which only a leader takes.

@@ -49,8 +49,9 @@ impl Body {
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
-        let (storage, start) =
-            Storage::open(&config.paths.state_dir, &config.group.name, me, durability)?;
+        let newest = config.group.newest_version();
+        let (dir, name) = (&config.paths.state_dir, &config.group.name);
+        let (storage, start) = Storage::open(dir, name, me, durability, newest)?;
         let record = storage.members().cloned();
         let group = config.group.linked_by(record.as_ref());
         if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
@@ -64,7 +65,7 @@ impl Body {
             }
         };
         let keys = group.keys()?;
-        let fabric = crate::fabric::open(&group, keys.clone())?;
+        let mut fabric = crate::fabric::open(&group, keys.clone())?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
             fabric.as_ref().map_or(1 << 20, max)
@@ -93,10 +94,14 @@ impl Body {
         let console_log = Background::start("console-log", console_log);
         let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
         let last_failure = storage.damage();
+        let replica = Replica::new(brain, start, now);
+        if let Some(fabric) = &mut fabric {
+            fabric.speak(replica.consensus_core().versions());
+        }
         Ok(Self {
             qemu,
             layout,
-            replica: Replica::new(brain, start, now),
+            replica,
             watch: Watch::default(),
             role: Role::Recovering,
             actions: VecDeque::new(),

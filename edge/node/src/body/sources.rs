@@ -107,6 +107,10 @@ impl Body {
         }
         self.packer.begin_anew(peer);
         self.relay_lost(peer);
+        let versions = self.fabric.as_ref().and_then(|it| it.versions(peer));
+        if let Some(versions) = versions.filter(|_| up) {
+            self.apply(Event::Speaks { peer, versions })?;
+        }
         self.apply(Event::Link { peer, up })
     }
 

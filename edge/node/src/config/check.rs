@@ -4,6 +4,7 @@ use super::{ConfigError, DiskConfig, GroupConfig, ReplicaConfig};
 use crate::policy::PolicyName;
 use plover_disk::import::Format;
 use plover_policy::Secondary;
+use plover_types::wire::Versions;
 use plover_types::{ReplicaId, ReplicaSet};
 
 impl ReplicaConfig {
@@ -96,6 +97,13 @@ impl GroupConfig {
             return mismatch(format!(
                 "group.first_leader = {} has no [[group.replica]]",
                 self.first_leader
+            ));
+        }
+        let newest = self.newest_version();
+        if !Versions::OURS.fits(newest) || newest == 0 {
+            return mismatch(format!(
+                "group.version_max = {newest} is not among the {} that this release speaks",
+                Versions::OURS
             ));
         }
         if self.heartbeat_ms == 0 || self.timeout_ms() < 3 * self.heartbeat_ms {

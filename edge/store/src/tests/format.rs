@@ -6,10 +6,9 @@ use crate::StoreError;
 use crate::directory::Directory;
 use crate::record::{Base, Kind, push, stamp as seal};
 use crate::state::{FORMAT, State, StateFile, push_copy};
-use apus::Configuration;
+use apus::{Configuration, EntryKind};
 use plover_types::ReplicaSet;
 use plover_types::forms::{assert_form, fingerprint};
-use plover_types::wire::WIRE_VERSION;
 
 /// A closed store with a log.
 fn origin() -> TempDir {
@@ -35,76 +34,90 @@ fn is_refused(dir: &Path, words: &[&str]) {
     );
 }
 
-/// Makes the state what a release with other wire forms would have written.
-fn with_wire(dir: &Path, wire: u8) {
-    let mut file = StateFile::open(&Directory::open(dir).unwrap()).unwrap();
-    file.update(|state| state.wire = wire).unwrap();
-}
-
-#[test]
-fn entries_of_another_wire_version_are_left_alone() {
-    let dir = origin();
-    with_wire(dir.path(), WIRE_VERSION + 1);
-    let version = format!("wire version {}", WIRE_VERSION + 1);
-    is_refused(
-        dir.path(),
-        &[
-            &version,
-            "start that release",
-            "a majority",
-            "copy the whole",
-            "log.*",
-        ],
-    );
-    // The error says to do so.
-    for segment in Files::of(dir.path()).segments() {
-        std::fs::remove_file(dir.path().join(segment)).unwrap();
+/// How a release that speaks no version newer than `newest` opens the directory.
+fn up_to(newest: u8) -> Options {
+    Options {
+        newest_version: newest,
+        ..options()
     }
-    let (_, found) = open(dir.path());
-    assert!(found.forgotten, "it recovers from the others");
-    assert_eq!(found.promise, Some(promise(1)), "the promise is kept");
-    let said = found.damage.unwrap().to_string();
-    assert!(said.contains("gone") && !said.contains("damaged"), "{said}");
 }
 
-/// A log that would be removed anyway need not be understood.
-#[test]
-fn a_log_that_is_not_used_need_not_be_understood() {
-    let dir = origin();
-    with_wire(dir.path(), WIRE_VERSION + 1);
-    let memory = Options::new("group", Durability::Memory);
-    let (store, found) = Store::open(dir.path(), &memory).unwrap();
-    assert_eq!(found.promise, Some(promise(1)));
-    drop(store);
+fn is_left_behind(dir: &Path, options: &Options) {
+    let before = Files::of(dir);
+    let error = Store::open(dir, options).unwrap_err();
+    assert!(matches!(error, StoreError::GroupVersion { .. }), "{error}");
+    let said = error.to_string();
+    for word in [
+        "has wire version 3",
+        "speaks wire version 2",
+        "the newer release",
+    ] {
+        assert!(said.contains(word), "no '{word}' in: {said}");
+    }
+    assert!(Files::of(dir) == before, "nothing is changed");
+}
 
-    let dir = origin();
-    let mut store = open(dir.path()).0;
-    let amnesiac = DurableState {
-        amnesiac: true,
-        ..promise(2)
+/// Releases that speak 2, and 2 and 3, use a directory in turns until the group has version 3.
+#[test]
+fn a_release_goes_back_until_the_group_has_the_newer_version() {
+    let dir = directory();
+    for (round, newest) in [(1, 2), (2, 3), (3, 2), (4, 3)] {
+        let (mut store, found) = Store::open(dir.path(), &up_to(newest)).unwrap();
+        assert_eq!(found.log.len() as u64, round - 1);
+        store.persist_state(promise(round));
+        store.persist_entries(found_end(&found), None, &[entry(1, round, 100)]);
+        synced(&mut store);
+    }
+    let (mut store, _) = Store::open(dir.path(), &up_to(3)).unwrap();
+    let raised = DurableState {
+        version: 3,
+        ..promise(5)
     };
-    store.persist_state(amnesiac);
+    store.persist_state(raised);
     synced(&mut store);
     drop(store);
-    with_wire(dir.path(), WIRE_VERSION + 1);
-    let (_, found) = open(dir.path());
-    assert!(found.forgotten && found.damage.is_none());
-    assert_eq!(found.promise, Some(amnesiac));
+    is_left_behind(dir.path(), &up_to(2));
+    let memory = Options {
+        durability: Durability::Memory,
+        ..up_to(2)
+    };
+    is_left_behind(dir.path(), &memory);
+    let (_, found) = Store::open(dir.path(), &up_to(3)).unwrap();
+    assert_eq!((found.promise, found.log.len()), (Some(raised), 4));
+}
+
+fn found_end(found: &Recovered) -> Viewstamp {
+    let last = found.log.last().map(|entry| entry.viewstamp);
+    last.unwrap_or(found.base.viewstamp)
+}
+
+/// The entry is durable before the version that it names.
+#[test]
+fn a_log_that_names_a_newer_version_is_left_alone() {
+    let dir = origin();
+    let (mut store, _) = open(dir.path());
+    let raised = Entry {
+        kind: EntryKind::Version(3),
+        payload: Vec::new(),
+        ..entry(1, 2, 0)
+    };
+    store.persist_entries(stamp(1, 1), None, &[raised]);
+    synced(&mut store);
+    drop(store);
+    is_left_behind(dir.path(), &up_to(2));
+    assert_eq!(open(dir.path()).1.log.len(), 2);
 }
 
 #[test]
-fn a_promise_outlives_the_release_that_made_it() {
+fn a_store_changes_to_disk_mode_and_keeps_its_promise() {
     let dir = directory();
     let memory = Options::new("group", Durability::Memory);
     let mut store = Store::open(dir.path(), &memory).unwrap().0;
     store.persist_state(promise(1));
     synced(&mut store);
     drop(store);
-    with_wire(dir.path(), WIRE_VERSION + 1);
-    let (_, found) = Store::open(dir.path(), &memory).unwrap();
+    let (mut store, found) = open(dir.path());
     assert_eq!(found.promise, Some(promise(1)));
-    // A store that changes to disk mode has a log that it understands.
-    let (mut store, _) = open(dir.path());
     store.persist_state(promise(2));
     synced(&mut store);
     drop(store);
@@ -130,12 +143,12 @@ fn a_promise_of_a_later_format_is_left_alone() {
     let path = dir.path().join("state");
     let mut bytes = std::fs::read(&path).unwrap();
     for copy in bytes.chunks_mut(4096) {
-        copy[7] = b'3';
+        copy[7] = b'4';
     }
     std::fs::write(&path, bytes).unwrap();
     is_refused(
         dir.path(),
-        &["format 3", "start that release", "move the directory"],
+        &["format 4", "start that release", "move the directory"],
     );
 }
 
@@ -150,9 +163,9 @@ fn state() -> State {
             generation: View(1004),
             amnesiac: true,
             milestone: Some(stamp(1005, 1006)),
+            version: 101,
         }),
         whole: false,
-        wire: 7,
     }
 }
 
@@ -164,12 +177,11 @@ fn the_form_of_the_promise_is_that_of_its_format() {
     let sum = fingerprint([&bytes[8..]]);
     assert_eq!(
         (FORMAT, sum),
-        (b'2', 0x7c9c_23fc_9c9a_aa74),
+        (b'3', 0xee7e_2b6c_4f3d_e08f),
         "{sum:#x}: raise FORMAT"
     );
 }
 
-/// Records are of the wire version that the state names.
 #[test]
 fn the_form_of_records_is_that_of_their_version() {
     let members = apus::Members::of(ReplicaSet(0b111));
@@ -178,6 +190,7 @@ fn the_form_of_records_is_that_of_their_version() {
         configuration: Configuration {
             in_sync: ReplicaSet(0b11),
             members,
+            version: 102,
         },
     };
     let last = stamp(1003, 1004);

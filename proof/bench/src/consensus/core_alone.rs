@@ -6,6 +6,7 @@
 use crate::counting::allocations;
 use anyhow::{Context, Result, ensure};
 use apus::{Apus, Command, Config, Durability, EntryKind, Event, Start};
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -72,6 +73,7 @@ impl Group {
                 any_voter_stands: true,
                 pair: false,
                 quorum_selection: true,
+                newest_version: WIRE_VERSION,
                 heartbeat: Micros::from_ms(100),
                 timeout: Micros::from_ms(1000),
                 timeout_min: Micros::from_ms(1000),

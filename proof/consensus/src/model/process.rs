@@ -2,6 +2,7 @@
 
 use super::print::print;
 use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, Event, Phase, Start};
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 
 const HEARTBEAT: Micros = Micros::from_ms(20);
@@ -159,6 +160,7 @@ fn config(me: usize, started: u64, canary: Canary, guest: bool) -> Config {
         any_voter_stands: !guest,
         pair: false,
         quorum_selection: false,
+        newest_version: WIRE_VERSION,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
         timeout_min: TIMEOUT,

@@ -12,6 +12,7 @@ use super::schedule::Happening;
 use super::world::World;
 use apus::{Apus, Command, Config, Durability, Entry, EntryKind, Event, Phase, Start, Status};
 use plover_sim::trace::trace;
+use plover_types::wire::WIRE_VERSION;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 impl World {
@@ -64,6 +65,7 @@ impl World {
             any_voter_stands: !self.scenario.guest,
             pair: false,
             quorum_selection: !self.scenario.guest,
+            newest_version: WIRE_VERSION,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             timeout_min: TIMEOUT_MIN,

@@ -63,6 +63,7 @@ impl Scenario {
         Configuration {
             in_sync: ReplicaSet::of([ReplicaId(0)]),
             members: Members::of(voters),
+            version: 0,
         }
     }
 

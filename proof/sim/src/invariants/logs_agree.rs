@@ -56,6 +56,7 @@ fn digest(entry: &Entry) -> u64 {
         EntryKind::Noop => 1,
         EntryKind::App => 2,
         EntryKind::InSync(set) => 3 + u64::from(set.0),
+        EntryKind::Version(version) => (1 << 21) + u64::from(version),
         EntryKind::Members(members) => {
             (1 << 20) | (u64::from(members.voters.0) << 32) | (u64::from(members.learners.0) << 48)
         }
@@ -126,7 +127,7 @@ impl CommittedLog {
     fn learn(&mut self, entry: &Entry) {
         match entry.kind {
             EntryKind::InSync(set) => self.in_sync = set,
-            EntryKind::Noop | EntryKind::Members(_) => {}
+            EntryKind::Noop | EntryKind::Members(_) | EntryKind::Version(_) => {}
             EntryKind::App => match wire::decode(&entry.payload) {
                 Ok(Payload::Inputs(frames) | Payload::Paced(_, frames)) => {
                     for frame in frames {

@@ -6,6 +6,7 @@ pub mod committed_not_lost;
 pub mod debt_never_forgotten;
 pub mod disks_survive;
 pub mod external_consistency;
+pub mod forms_are_known;
 pub mod guest_is_whole;
 pub mod inputs_in_order;
 pub mod logs_agree;
@@ -57,6 +58,8 @@ pub struct Invariants {
     /// See the file.
     pub external_consistency: external_consistency::ExternalConsistency,
     /// See the file.
+    pub forms_are_known: forms_are_known::FormsAreKnown,
+    /// See the file.
     pub one_fault: one_fault_is_survived::OneFault,
     /// See the file.
     pub one_sender_a_slot: one_sender_a_slot::OneSenderASlot,
@@ -82,6 +85,7 @@ impl Invariants {
             log: logs_agree::CommittedLog::default(),
             commits_are_told: commits_are_told::CommitsAreTold::default(),
             external_consistency: external_consistency::ExternalConsistency::default(),
+            forms_are_known: forms_are_known::FormsAreKnown::default(),
             one_fault: one_fault_is_survived::OneFault::default(),
             one_sender_a_slot: one_sender_a_slot::OneSenderASlot::default(),
             memory_equal_after_sync: memory_equal_after_sync::MemoryEqualAfterSync::default(),

@@ -11,7 +11,7 @@ use super::super::subject::Subject;
 use super::Group;
 use anyhow::{Result, bail, ensure};
 use plover_log::wire::{Reply, Request};
-use plover_types::wire::WIRE_VERSION;
+use plover_types::wire::OLDEST_VERSION;
 use std::net::SocketAddr;
 use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -87,7 +87,7 @@ impl Connection for Client {
         };
         self.buffer.clear();
         self.buffer.extend([0; HEADER_BYTES]);
-        self.buffer.push(WIRE_VERSION);
+        self.buffer.push(OLDEST_VERSION);
         self.buffer = postcard::to_extend(&request, std::mem::take(&mut self.buffer))?;
         let (header, body) = self.buffer.split_at_mut(HEADER_BYTES);
         header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
@@ -101,7 +101,7 @@ impl Connection for Client {
         self.stream.read_exact(&mut self.buffer).await?;
         ensure!(crc32c::crc32c(&self.buffer) == checksum, "a damaged reply");
         match self.buffer.split_first() {
-            Some((&WIRE_VERSION, reply)) => match postcard::from_bytes(reply)? {
+            Some((&OLDEST_VERSION, reply)) => match postcard::from_bytes(reply)? {
                 Reply::Appended { number, .. } if number == self.number => Ok(()),
                 other => bail!("the log server says {other:?}"),
             },
