@@ -52,6 +52,7 @@ fn append_at_base(leader: View, base: Viewstamp) -> Vec<u8> {
     let configuration = Configuration {
         in_sync: ReplicaSet(0b001),
         members: Members::of(ReplicaSet(0b111)),
+        version: 0,
     };
     let snapshot = Some(configuration);
     append_with(view(1, 0), leader, base, (&[], 0, snapshot))
