@@ -4,8 +4,10 @@
 //! Everything is checked before the log changes. So to this replica the peer is one that is cut off: it hears no leader
 //! from there, counts no vote, and goes on with the others.
 
+use crate::log::Accepted;
+use crate::message::Batch;
 use crate::{Apus, Command, Config};
-use plover_types::{ReplicaId, Viewstamp};
+use plover_types::{Index, ReplicaId, Viewstamp};
 
 /// Why a peer is refused. Look at its host: its log or its memory is damaged, its program is another one, or somebody has
 /// taken it over.
@@ -56,14 +58,21 @@ impl Config {
 }
 
 impl Apus {
+    /// Takes a peer's entries into the log, see [`crate::log::Log::accept`].
+    ///
     /// The log of a correct peer is no longer than a leader's. This one may hold as much again, which that leader has
     /// reclaimed and this replica has not: it does not know yet that it is committed.
-    pub(crate) fn check_room(&self) -> Result<(), Contradiction> {
+    pub(crate) fn accept(
+        &mut self,
+        prev: Viewstamp,
+        entries: Batch<'_>,
+        matched: Index,
+    ) -> Result<Accepted, Contradiction> {
         let held = self.log.held();
-        match held > 2 * self.config.held_bytes_max() {
-            true => Err(Contradiction::Endless { held }),
-            false => Ok(()),
+        if held > 2 * self.config.held_bytes_max() {
+            return Err(Contradiction::Endless { held });
         }
+        self.log.accept(prev, entries, matched, &mut self.pool)
     }
 
     /// Drops a message of `peer`, and has the link to it dropped.

@@ -137,11 +137,7 @@ impl Apus {
         // Trimmed first, so that the spare buffers can hold the new entries.
         self.log.trim(append.trim, &mut self.pool);
         let known = self.follower().matched;
-        let accepted = self.check_room().and_then(|()| {
-            let (log, pool) = (&mut self.log, &mut self.pool);
-            log.accept(append.prev, entries, known, pool)
-        });
-        let accepted = match accepted {
+        let accepted = match self.accept(append.prev, entries, known) {
             Ok(accepted) => accepted,
             Err(why) => return self.refuse(from, why, out),
         };

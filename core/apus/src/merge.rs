@@ -149,11 +149,7 @@ impl Apus {
         *after = last;
         election.give_up_at = give_up_at;
         let committed = self.log.commit();
-        let accepted = self.check_room().and_then(|()| {
-            let (log, pool) = (&mut self.log, &mut self.pool);
-            log.accept(suffix.after, entries, committed, pool)
-        });
-        let accepted = match accepted {
+        let accepted = match self.accept(suffix.after, entries, committed) {
             Ok(accepted) => accepted,
             Err(why) => return self.refuse_voter(from, why, out),
         };
