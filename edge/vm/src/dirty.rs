@@ -191,9 +191,9 @@ fn joined(mut runs: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut gap = GAP;
     loop {
         runs.dedup_by(|next, last| {
-            let joins = next.start - last.end <= gap;
+            let joins = next.start.saturating_sub(last.end) <= gap;
             if joins {
-                last.end = next.end;
+                last.end = last.end.max(next.end);
             }
             joins
         });
