@@ -49,7 +49,7 @@ pub struct Limits {
     pub mib_per_s: u64,
 }
 
-/// What a backup is.
+/// The description of a backup, in `backup.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The form of this file.
@@ -91,7 +91,7 @@ pub struct DiskFile {
     pub blake3: String,
 }
 
-/// What a replica answers when a backup begins.
+/// The answer of a replica when a backup begins.
 #[derive(Deserialize)]
 struct Begun {
     backup: u64,
@@ -311,7 +311,7 @@ impl Drop for Part {
 #[derive(Debug)]
 pub struct Backup {
     folder: PathBuf,
-    /// What it is.
+    /// Its description.
     pub manifest: Manifest,
 }
 
@@ -347,7 +347,6 @@ impl Backup {
                 folder.join(MANIFEST).display(),
                 disk.file
             );
-            progress.say(format_args!("{} is verified", path.display()));
             let found = checksum(&path, progress)?;
             ensure!(
                 found == (disk.file_bytes, disk.blake3.clone()),
@@ -359,6 +358,7 @@ impl Backup {
                 disk.file_bytes,
                 disk.blake3
             );
+            progress.say(format_args!("{} is verified", path.display()));
         }
         Ok(Self {
             folder: folder.into(),

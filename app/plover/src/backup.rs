@@ -132,7 +132,7 @@ fn is_imported(path: &Path) -> bool {
     plover_disk::import::Format::of_name(path).is_some()
 }
 
-/// What differs between the guest that was backed up and the configuration.
+/// The differences between the guest that was backed up and the configuration.
 fn differences(manifest: &Manifest, config: &ReplicaConfig) -> Vec<String> {
     let guest = &config.guest;
     let now = [

@@ -114,7 +114,7 @@ fn with_disks(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> 
     Ok(text)
 }
 
-/// What is replaced so that a disk is the raw image `path`.
+/// The replacements after which a disk is the raw image `path`.
 fn edits_of(disk: &Disk<'_>, path: &Path) -> Result<Vec<(Range<usize>, String)>> {
     let value = |element: Option<Node<'_, '_>>, name: &str| {
         element

@@ -5,7 +5,7 @@ use crate::{device_state, qmp};
 use plover_agent::Op;
 use rustix::net::{SendFlags, send};
 
-/// What QEMU says on its monitor.
+/// Bytes of QEMU on its monitor.
 pub fn monitor(bytes: &[u8]) {
     let mut lines = qmp::Lines::default();
     for piece in bytes.chunks(7) {

@@ -1,4 +1,4 @@
-//! What a guest reads of its machine, beside its devices: names, numbers and the processor.
+//! The machine as the guest reads it, beside its devices: names, numbers and the processor.
 //!
 //! A guest that moves in from elsewhere keeps these, because software inside is bound to them: licences to the UUID and
 //! the serial number, compiled programs to the processor, a Windows to the clock's base. The same on all replicas, which
@@ -84,7 +84,7 @@ impl SystemWords {
     }
 }
 
-/// What a guest reads of its machine. Everything is QEMU's own where it is not set.
+/// The machine as the guest reads it. Everything is QEMU's own where it is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// A versioned name of the machine type, such as `pc-q35-7.2`.

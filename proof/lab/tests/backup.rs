@@ -60,7 +60,7 @@ fn ensure_says(said: &str, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the storm's record said before the backup began, and the restored disk.
+/// The storm's record before the backup began, and the restored disk.
 fn back_up(lab: &mut Lab, progress: &Progress, dir: &Path) -> Result<()> {
     let record = dir.join("record");
     let storm = Storm::in_lab(lab, WRITERS, &record)?;

@@ -59,7 +59,7 @@ fn configurations_beside(file: &Path) -> Vec<(PathBuf, ReplicaConfig)> {
     loaded.flatten().collect()
 }
 
-/// What two replicas would take from each other on one host, and what to do.
+/// All that two replicas would take from each other on one host, each with the remedy.
 fn clashes(config: &ReplicaConfig, other: &ReplicaConfig) -> Vec<(Verdict, String)> {
     let mut found = Vec::new();
     let mut missing = |what: String| found.push((Verdict::Missing, what));

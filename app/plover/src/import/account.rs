@@ -1,4 +1,4 @@
-//! What becomes of a domain, element by element.
+//! The account of a domain: the fate of each of its elements.
 //!
 //! Every element and every attribute of the XML is judged on its own, in the order of the document, and nothing is
 //! judged twice: [`Account::of`] walks the tree and asks the rules for each node. A node that no rule knows is refused. So
@@ -14,7 +14,7 @@ use roxmltree::Node;
 use serde_json::{Value, json};
 use std::fmt;
 
-/// What becomes of a node.
+/// The fate of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The guest finds it as it was.
@@ -157,7 +157,7 @@ pub struct Entry {
 /// The whole account.
 pub struct Account<'o> {
     pub entries: Vec<Entry>,
-    /// What is not in the XML and becomes different nevertheless: libvirt's defaults.
+    /// Changes that the XML does not show: libvirt's defaults are others.
     pub notes: Vec<Said>,
     /// The losses that the operator accepts.
     without: &'o [String],

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What the operator wants of an import, as far as a judgement depends on it.
+/// The operator's wishes for an import, as far as a judgement depends on it.
 #[derive(Debug)]
 pub struct Intent {
     /// The group's name.
@@ -25,7 +25,7 @@ pub struct Intent {
     pub mib: HashMap<String, u64>,
 }
 
-/// What becomes of a disk.
+/// The fate of a disk.
 #[derive(Clone, Debug)]
 pub enum Fate {
     /// It is the `[[disk]]` of this place.

@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// What a group is made of, beside its guest.
+/// A group's hosts, network and files: all but its guest.
 #[derive(Debug, Args)]
 pub struct GroupOptions {
     /// The group's name, such as the guest's.

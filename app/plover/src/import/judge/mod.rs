@@ -77,7 +77,7 @@ pub fn judge<'n>(domain: &Domain<'n>, element: Node<'n, 'n>, attribute: Option<&
     })
 }
 
-/// What becomes different though the XML says nothing of it.
+/// Changes of which the XML says nothing.
 pub fn notes(domain: &Domain<'_>) -> Vec<Said> {
     let mut notes = Vec::new();
     if find(domain.root, "cpu").is_none() {
@@ -109,7 +109,7 @@ pub fn notes(domain: &Domain<'_>) -> Vec<Said> {
     notes
 }
 
-/// Who it is, how much memory it has, and what becomes of it.
+/// Its identity, its memory, and its ends.
 fn whole(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
     Some(match (at.path, at.value) {
         ("" | "devices", _) => kept(""),
