@@ -128,8 +128,7 @@ impl GroupStatus {
             .iter()
             .filter_map(|replica| replica.more.get("copy"));
         let mut copies = copies.filter(|copy| new.is_some() && copy["to"].as_u64() == new);
-        let is_copying = text("step").is_some_and(|step| step.contains("copied"));
-        if let Some(copy) = copies.next().filter(|_| is_copying) {
+        if let Some(copy) = copies.next() {
             let bytes = |key: &str| copy[key].as_u64().unwrap_or_default();
             let (behind, of) = (bytes("bytes_behind"), bytes("bytes").max(1));
             let percent = 100 - behind.min(of) * 100 / of;
