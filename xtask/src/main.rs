@@ -72,7 +72,7 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Build the Debian packages `plover` and `plover-lab` into `target/debian`.
+    /// Build the packages `plover` and `plover-lab`, .deb and .rpm, below `target`.
     Package,
     /// Format, and apply what the lints suggest.
     Fix,

@@ -1,11 +1,15 @@
-//! `./x package`: the Debian packages, by `[package.metadata.deb]` in app/plover/Cargo.toml.
+//! `./x package`: the packages of Debian and of Fedora, by `[package.metadata.deb]` and `[package.metadata.generate-rpm]`
+//! in app/plover/Cargo.toml.
 //!
 //! ```text
 //!   plover, all features ──────────────▶ target/package/plover-lab   the lab's package: it starts replicas from itself
 //!      └─ plover pages ────────────────▶ target/package/man, complete
 //!   plover, without the lab ───────────▶ target/package/plover
-//!                     cargo-deb ───────▶ target/debian/plover_….deb, plover-lab_….deb
+//!              cargo-deb ──────────────▶ target/debian/plover_….deb, plover-lab_….deb
+//!              cargo-generate-rpm ─────▶ target/generate-rpm/plover-….rpm, plover-lab-….rpm
 //! ```
+
+mod rpm;
 
 use crate::packages::{self, PACKAGE};
 use crate::run::{self, Cargo, Result};
@@ -21,7 +25,7 @@ const CARGO_DEB: Tool = Tool {
     options: &[],
 };
 
-/// Builds both packages; cargo-deb prints their paths.
+/// Builds both packages in both forms, and prints their paths.
 pub(crate) fn build() -> Result<ExitCode> {
     packages::ensure(&[PACKAGE])?;
     let cargo_deb = CARGO_DEB.path()?;
@@ -45,6 +49,7 @@ pub(crate) fn build() -> Result<ExitCode> {
         deb.args(variant);
         run::finish(&mut deb)?;
     }
+    rpm::build(&folder)?;
     Ok(ExitCode::SUCCESS)
 }
 
