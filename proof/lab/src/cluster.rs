@@ -31,6 +31,7 @@ done
 mkdir -p "$DIR/run/plover-lab" "$DIR/run/lock" "$DIR/run/netns" /etc/plover
 mount --rbind /run/plover-lab "$DIR/run/plover-lab"
 cp "$DIR/../corosync.conf" /etc/corosync/corosync.conf
+cat "$DIR/../hosts" >> /etc/hosts
 cp "$3" "/etc/plover/$4"
 cp -r "$2" /usr/lib/ocf/resource.d/plover
 mount --rbind "$DIR/run" /run
@@ -80,6 +81,11 @@ impl Cluster {
         }
         let folder = tempfile::tempdir()?;
         std::fs::write(folder.path().join("corosync.conf"), configuration(lab))?;
+        // `crm` looks whether a node answers at its name.
+        let names = lab
+            .ids()
+            .map(|id| format!("{} {}\n", replica_ip(id.into()), NODES[usize::from(id)]));
+        std::fs::write(folder.path().join("hosts"), names.collect::<String>())?;
         let hosts = lab.ids().map(|id| Host {
             id,
             namespace: lab.topology().replica(id.into()),

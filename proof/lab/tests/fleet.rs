@@ -11,7 +11,7 @@ use plover_lab::status::GroupStatus;
 use plover_lab::trace::now_us;
 use plover_lab_proof::cluster::{Cluster, NODES};
 use plover_lab_proof::experiment::Experiment;
-use plover_lab_proof::{program, prove};
+use plover_lab_proof::{overlay, program, prove};
 
 /// What the first replica that answers says of its group. The lab itself knows only the processes that it has started.
 fn group(lab: &Experiment) -> Result<GroupStatus> {
@@ -91,7 +91,13 @@ fn was_protected(lab: &mut Experiment, since_us: u64) -> Result<()> {
 #[test]
 #[ignore = "takes minutes, and needs packages: the command is at the head of this file"]
 fn pacemaker_places_and_plover_elects() {
-    prove("t-fleet", Options::default(), |lab| {
+    // The cluster's daemons start on all hosts at once, and keep the machine busy for seconds.
+    let patient = overlay("[group]\ntimeout_ms = 1000\ntimeout_min_ms = 1000\n");
+    let options = Options {
+        overlay: Some(patient.to_path_buf()),
+        ..Options::default()
+    };
+    prove("t-fleet", options, |lab| {
         let mut cluster = Cluster::start(lab.lab())?;
         wait_for_words(lab, &cluster, 0, &["Online: [ alpha beta gamma ]"])?;
         adopted(lab, &cluster)?;

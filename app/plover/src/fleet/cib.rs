@@ -244,7 +244,10 @@ fn what_it_does(simulated: &str) -> String {
     if actions.is_empty() {
         return "Pacemaker would start and stop nothing\n".into();
     }
-    format!("Pacemaker would:\n{}\n", actions.join("\n"))
+    format!(
+        "Pacemaker would (a replica that runs already is found, and left as it is):\n{}\n",
+        actions.join("\n")
+    )
 }
 
 impl Change {

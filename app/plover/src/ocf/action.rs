@@ -46,7 +46,7 @@ impl Instance {
             }
             Err(error) if is_absent(&error) => {
                 self.set_attributes(&[("", None), ("-protected", None)]);
-                Outcome::of(Code::NotRunning, error.to_string())
+                Outcome::NOT_RUNNING
             }
             Err(error) => {
                 self.set_attributes(&[("", Some("hung")), ("-protected", None)]);

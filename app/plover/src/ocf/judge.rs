@@ -58,7 +58,7 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
     };
     let leader = status.leader();
     let is_off = leader.is_some_and(|leader| says(leader, "guest_off"));
-    if is_off || own.role == "deposed" || status.guest_is_lost() || says(own, "waits_to_be_added") {
+    if is_off || status.guest_is_lost() || says(own, "waits_to_be_added") {
         return Leave::Now;
     }
     let members = status.replicas.iter();
@@ -83,6 +83,12 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
     }
     let is_holder = |it: &ReplicaStatus| it.holds_state() && it.isr.contains(&it.id);
     let holds = own.holds_state() || own.role == "leader";
+    // It has just handed over, and is about to become another role: its end now would look like a death.
+    if own.role == "deposed" {
+        return Leave::Later(format!(
+            "replica {id} does not know yet which replica leads"
+        ));
+    }
     if !holds {
         return Leave::Now;
     }

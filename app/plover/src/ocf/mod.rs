@@ -65,6 +65,12 @@ impl Outcome {
         reason: None,
     };
 
+    /// The usual answer on a host that runs no replica.
+    const NOT_RUNNING: Self = Self {
+        code: Code::NotRunning,
+        reason: None,
+    };
+
     fn of(code: Code, reason: impl Into<String>) -> Self {
         Self {
             code,

@@ -184,6 +184,16 @@ fn nobody_leaves_whom_the_guest_needs() {
         "the only one that holds",
     );
     assert_eq!(leave(1, &[alone.clone(), joining, witness()]), Leave::Now);
+    // One that has just handed over is about to know its new role.
+    let old = with(
+        leader(),
+        &[("role", json!("deposed")), ("holds_state", json!(false))],
+    );
+    let new = with(
+        secondary(),
+        &[("role", json!("leader")), ("view", json!("2@r1"))],
+    );
+    assert!(matches!(leave(0, &[old, new, witness()]), Leave::Later(_)));
     // One of two goes on by itself, if it has the guest.
     assert!(matches!(
         leave(0, &[leader(), secondary()]),
