@@ -3,8 +3,9 @@
 //! A request is one JSON object on a line, and so is the answer. A daemon answers within a turn of its
 //! loop, so one that does not answer within a second or so is stopped, overloaded or gone.
 
+use crate::process::Process;
 use plover_node::newest::DiskCopy;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };
@@ -108,6 +109,30 @@ impl Control {
             .set_read_timeout(None)
             .map_err(|error| self.garbled(error))?;
         Ok((stream, answer))
+    }
+
+    /// The daemon's process, as the kernel knows it: one that hangs need not answer for this.
+    ///
+    /// # Errors
+    /// Nothing listens, or it has ended meanwhile.
+    pub fn process(&self) -> Result<Process, ControlError> {
+        let listener = || {
+            let stream = open(&self.path, self.within)?;
+            let pid = socket_peercred(&stream)?.pid;
+            let pid = u32::try_from(pid.as_raw_nonzero().get());
+            Ok(pid.ok().and_then(Process::now))
+        };
+        let absent = |source| ControlError::Absent {
+            path: self.path.clone(),
+            source,
+        };
+        let first = listener().map_err(|error| self.unheard(error, absent))?;
+        // Asked twice, so that the number is not that of a later process.
+        let again = listener().map_err(|error| self.unheard(error, absent))?;
+        match first.filter(|first| Some(*first) == again) {
+            Some(process) => Ok(process),
+            None => Err(self.garbled("its process ends just now: ask again")),
+        }
     }
 
     fn ask(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {

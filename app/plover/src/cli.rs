@@ -5,6 +5,7 @@ mod lab;
 
 use crate::bench::ConsensusOptions;
 use crate::export::ExportOptions;
+use crate::fleet::FleetCommand;
 use crate::import::ImportOptions;
 use crate::init::InitOptions;
 use crate::key::KeyCommand;
@@ -171,6 +172,19 @@ pub enum Command {
     Member {
         #[command(subcommand)]
         command: MemberCommand,
+    },
+    /// Many guests on a cluster of hosts: have Pacemaker run them, and show them.
+    Fleet {
+        #[command(subcommand)]
+        command: FleetCommand,
+    },
+    /// Act as the resource agent ocf:plover:guest, which Pacemaker calls.
+    ///
+    /// The parameters come in the environment, as the Open Cluster Framework says.
+    #[command(after_help = "Example:\n  plover ocf meta-data")]
+    Ocf {
+        /// start, stop, monitor, reload-agent, validate-all or meta-data.
+        action: String,
     },
     /// Back up the guest's disks while it runs; on the host of the secondary.
     ///

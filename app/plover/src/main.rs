@@ -30,6 +30,7 @@ mod check;
 mod cli;
 mod dash;
 mod export;
+mod fleet;
 mod http;
 mod import;
 mod init;
@@ -42,6 +43,7 @@ mod lab;
 mod log;
 mod logging;
 mod metrics;
+mod ocf;
 mod operate;
 mod output;
 mod overview;
@@ -105,6 +107,8 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),
         cli::Command::Member { command } => operate::change_members(&command),
+        cli::Command::Fleet { command } => fleet::run(command),
+        cli::Command::Ocf { action } => ocf::run(&action),
         cli::Command::Backup {
             to,
             keep_mib,

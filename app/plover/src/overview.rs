@@ -1,6 +1,7 @@
 //! `plover status --all`: all guests that have a replica on this host, one a line.
 
 use crate::at::replicas_in;
+use crate::output::table;
 use anyhow::{Result, ensure};
 use plover_lab::control::{Control, ControlError};
 use plover_lab::status::{GroupStatus, ReplicaStatus};
@@ -52,6 +53,12 @@ impl Overview {
     /// Whether every replica has answered.
     pub fn is_whole(&self) -> bool {
         self.0.iter().all(|guest| guest.told.is_ok())
+    }
+
+    /// The groups that have answered.
+    pub fn into_answers(self) -> Vec<GroupStatus> {
+        let told = self.0.into_iter().filter_map(|guest| guest.told.ok());
+        told.map(|(status, _)| status).collect()
     }
 
     /// For programs: an array with what `plover status --json` prints of each guest.
@@ -114,18 +121,7 @@ impl Guest {
 impl fmt::Display for Overview {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = ["guest", "state", "leader", "in sync", "here", ""].map(String::from);
-        let rows: Vec<_> = std::iter::once(head)
-            .chain(self.0.iter().map(Guest::cells))
-            .collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let widths = [0, 1, 2, 3, 4, 5].map(width);
-        for row in &rows {
-            let cells = row.iter().zip(widths);
-            let line: Vec<_> = cells
-                .map(|(cell, width)| format!("{cell:<width$}"))
-                .collect();
-            writeln!(f, "{}", line.join("  ").trim_end())?;
-        }
-        Ok(())
+        let rows = std::iter::once(head).chain(self.0.iter().map(Guest::cells));
+        f.write_str(&table(&rows.map(Vec::from).collect::<Vec<_>>()))
     }
 }

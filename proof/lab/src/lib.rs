@@ -50,6 +50,7 @@
 
 pub mod capture;
 pub mod chaos;
+pub mod cluster;
 pub mod crash;
 pub mod demo;
 pub mod experiment;

@@ -1,0 +1,264 @@
+//! Pacemaker's configuration: what it lacks, and how it is changed.
+//!
+//! A change is made on a copy first, by Pacemaker's own programs. They say what the cluster would do with it. What is sent to the
+//! cluster is the difference, which Pacemaker refuses if its configuration is another one by then.
+
+use super::guests::Guest;
+use super::render::{Elements, places_of};
+use super::{ask, run_tool};
+use anyhow::{Context, Result};
+use roxmltree::{Document, Node};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The cluster's configuration and state, as XML.
+#[derive(Debug)]
+pub struct Cib(String);
+
+/// What would change.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// By guest: what its resource lacks; none if it is as it is wanted.
+    guests: BTreeMap<String, Vec<String>>,
+    /// Places where guests may run no more.
+    stale: Vec<String>,
+    /// Guests that the cluster has, and the folder has not.
+    others: Vec<String>,
+    /// The elements to write.
+    wanted: String,
+}
+
+/// A change that was tried on a copy.
+pub struct Change {
+    /// What the cluster would do, for a person.
+    pub shown: String,
+    files: TempDir,
+}
+
+impl Cib {
+    /// What `cibadmin --query` prints.
+    pub fn parse(xml: String) -> Self {
+        Self(xml)
+    }
+
+    /// Compares the cluster with what is wanted. What the cluster has beside that, such as a role that an operator has
+    /// ordered, is left alone.
+    ///
+    /// # Errors
+    /// The cluster's answer is not understood.
+    pub fn plan(&self, wanted: &Elements, guests: &[Guest]) -> Result<Plan> {
+        let xml = format!(
+            "<configuration><resources>{}</resources><constraints>{}</constraints></configuration>",
+            wanted.resources, wanted.constraints
+        );
+        let live = Document::parse(&self.0).context("the answer of cibadmin is not understood")?;
+        let document = Document::parse(&xml).context("a guest's name cannot be written as XML")?;
+        let by_id = |id: &str| {
+            live.descendants()
+                .find(|node| node.attribute("id") == Some(id))
+        };
+        let mut plan = Plan {
+            wanted: xml.clone(),
+            ..Plan::default()
+        };
+        for guest in guests {
+            let clone = format!("{}-clone", guest.name);
+            let is_own = |node: &Node<'_, '_>| match node.tag_name().name() {
+                "clone" => node.attribute("id") == Some(&clone),
+                "rsc_location" => node.attribute("rsc") == Some(&clone),
+                _ => false,
+            };
+            let mut lacks = Vec::new();
+            for top in document.descendants().filter(is_own) {
+                compare(top, &by_id, &mut lacks);
+            }
+            plan.guests.insert(guest.name.clone(), lacks);
+            plan.stale
+                .extend(stale_places(&live, &document, &guest.name));
+        }
+        plan.others = guests_of(&live)
+            .filter(|name| !plan.guests.contains_key(*name))
+            .map(str::to_owned)
+            .collect();
+        Ok(plan)
+    }
+}
+
+/// The guests that the cluster has.
+fn guests_of<'a>(live: &'a Document<'_>) -> impl Iterator<Item = &'a str> {
+    let ours = live.descendants().filter(|node| {
+        node.has_tag_name("primitive")
+            && node.attribute("provider") == Some("plover")
+            && node.attribute("type") == Some("guest")
+    });
+    ours.filter_map(|node| node.attribute("id"))
+}
+
+/// The places of a guest that this program has made and that are not wanted any more.
+fn stale_places(live: &Document<'_>, wanted: &Document<'_>, guest: &str) -> Vec<String> {
+    let (clone, begin) = (format!("{guest}-clone"), places_of(guest));
+    let places = live
+        .descendants()
+        .filter(|node| node.has_tag_name("rsc_location"));
+    let own = places.filter(|node| node.attribute("rsc") == Some(&clone));
+    let ids = own
+        .filter_map(|node| node.attribute("id"))
+        .filter(|id| id.starts_with(&begin));
+    let is_wanted = |id: &&str| {
+        wanted
+            .descendants()
+            .any(|node| node.attribute("id") == Some(id))
+    };
+    ids.filter(|id| !is_wanted(id)).map(str::to_owned).collect()
+}
+
+/// Says what the element with the id of `wanted` lacks.
+fn compare<'a, 'i>(
+    wanted: Node<'_, '_>,
+    by_id: &impl Fn(&str) -> Option<Node<'a, 'i>>,
+    lacks: &mut Vec<String>,
+) where
+    'i: 'a,
+{
+    if let Some(id) = wanted.attribute("id") {
+        let Some(found) = by_id(id) else {
+            lacks.push(format!("{id} is new"));
+            return;
+        };
+        for attribute in wanted.attributes() {
+            let has = found.attribute(attribute.name());
+            if has != Some(attribute.value()) {
+                let (name, value) = (attribute.name(), attribute.value());
+                lacks.push(format!(
+                    "{id}: {name} becomes {value}, is {}",
+                    has.unwrap_or("not set")
+                ));
+            }
+        }
+    }
+    for child in wanted.children() {
+        compare(child, by_id, lacks);
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, lacks) in &self.guests {
+            match &lacks[..] {
+                [] => writeln!(f, "{name}: as it is")?,
+                lacks => writeln!(f, "{name}: {}", lacks.join("; "))?,
+            }
+        }
+        for place in &self.stale {
+            writeln!(
+                f,
+                "{place}: is removed, no replica of the guest is there any more"
+            )?;
+        }
+        for name in &self.others {
+            writeln!(
+                f,
+                "{name}: is not in the folder, and stays; when it is to go: plover shutdown, crm resource stop \
+                 {name}-clone, crm configure delete {name}-clone"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        self.stale.is_empty() && self.guests.values().all(Vec::is_empty)
+    }
+
+    /// Makes the change on a copy, and lets Pacemaker say what it would do.
+    ///
+    /// # Errors
+    /// Pacemaker refuses the change.
+    pub fn rehearse(&self, live: &Cib) -> Result<Change> {
+        let files = tempfile::tempdir().context("cannot make a folder for the copy")?;
+        let [before, after] = ["before.xml", "after.xml"].map(|name| files.path().join(name));
+        for file in [&before, &after] {
+            std::fs::write(file, &live.0)
+                .with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        on_copy(
+            &after,
+            &[
+                "--modify",
+                "--allow-create",
+                "--scope",
+                "configuration",
+                "--xml-text",
+                &self.wanted,
+            ],
+        )?;
+        for place in &self.stale {
+            on_copy(
+                &after,
+                &[
+                    "--delete",
+                    "--xml-text",
+                    &format!("<rsc_location id=\"{place}\"/>"),
+                ],
+            )?;
+        }
+        let [before, after] = [&before, &after].map(|file| file.to_string_lossy().into_owned());
+        // It ends with 1 if the two differ.
+        let mut diff = Command::new("crm_diff");
+        let diff = run_tool(diff.args(["--original", &before, "--new", &after]), 1)?;
+        std::fs::write(files.path().join("patch.xml"), diff)
+            .context("cannot write the difference")?;
+        let simulated = ask("crm_simulate", &["--run", "--xml-file", &after])?;
+        Ok(Change {
+            shown: what_it_does(&simulated),
+            files,
+        })
+    }
+}
+
+/// Runs `cibadmin` on a copy of the configuration.
+fn on_copy(file: &Path, arguments: &[&str]) -> Result<()> {
+    run_tool(
+        Command::new("cibadmin")
+            .env("CIB_file", file)
+            .args(arguments),
+        0,
+    )
+    .map(drop)
+}
+
+/// The actions among what `crm_simulate` prints.
+fn what_it_does(simulated: &str) -> String {
+    let summary = simulated
+        .split_once("Transition Summary:\n")
+        .map_or("", |(_, rest)| rest);
+    let actions: Vec<_> = summary
+        .lines()
+        .take_while(|line| line.trim_start().starts_with('*'))
+        .collect();
+    if actions.is_empty() {
+        return "Pacemaker would start and stop nothing\n".into();
+    }
+    format!(
+        "Pacemaker would (a replica that runs already is found, and left as it is):\n{}\n",
+        actions.join("\n")
+    )
+}
+
+impl Change {
+    /// Sends the change to the cluster.
+    ///
+    /// # Errors
+    /// The configuration has changed meanwhile, or Pacemaker does not answer.
+    pub fn make(self) -> Result<()> {
+        let patch = self.files.path().join("patch.xml");
+        ask("cibadmin", &["--patch", "--xml-file", &patch.to_string_lossy()]).map(drop).context(
+            "the cluster has not taken the change; if its configuration has changed meanwhile, run this again",
+        )
+    }
+}

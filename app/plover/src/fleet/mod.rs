@@ -1,0 +1,120 @@
+//! `plover fleet`: many guests on a cluster of hosts that Pacemaker runs.
+//!
+//! ```text
+//!   DIR/*.toml ──▶ guests.rs ──▶ render.rs ──▶ cib.rs ──▶ Pacemaker ──▶ `plover ocf`, on each host
+//!   one a guest     their hosts   resources     what would change         └─▶ attributes ──▶ status.rs
+//! ```
+//!
+//! Pacemaker keeps its configuration (the CIB) on all hosts alike. All here goes through its own programs, so it works on any
+//! host of the cluster.
+
+mod cib;
+mod guests;
+mod render;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use crate::cli::Show;
+use crate::operate;
+use crate::output;
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use guests::{Hosts, NodeOf};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Have Pacemaker run the guests whose configuration files are in a folder.
+    ///
+    /// Writes a resource for each guest and where it may run, as its file names its hosts. Shows first what would change,
+    /// and what Pacemaker would do. A guest that the cluster has and the folder has not stays as it is, and so does what
+    /// an operator has added to a resource.
+    #[command(
+        after_help = "Example:\n  plover fleet apply guests --dry-run\n  plover fleet apply guests --node 192.0.2.10=alpha"
+    )]
+    Apply {
+        /// The folder with one file a guest, NAME.toml: that of any of its hosts. Each host has its own as
+        /// /etc/plover/NAME.toml.
+        dir: PathBuf,
+        /// Only show what would change.
+        #[arg(long)]
+        dry_run: bool,
+        /// The node at an address of [[group.replica]], if corosync uses other addresses than the replicas. Once for each.
+        #[arg(long = "node", value_name = "ADDRESS=NODE")]
+        nodes: Vec<NodeOf>,
+    },
+    /// Show all guests of the cluster, one a line, on any of its hosts.
+    ///
+    /// A guest that has a replica on this host is asked itself. Of others the line says what their hosts have written into the
+    /// cluster, which is up to 10 s old.
+    #[command(after_help = "Example:\n  plover fleet status --watch")]
+    Status {
+        #[command(flatten)]
+        show: Show,
+        /// Where the run directories of this host's replicas are.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
+}
+
+pub fn run(command: FleetCommand) -> Result<ExitCode> {
+    match command {
+        FleetCommand::Apply {
+            dir,
+            dry_run,
+            nodes,
+        } => apply(&dir, dry_run, &nodes),
+        FleetCommand::Status { show, run_dir } => {
+            let look = || status::FleetStatus::ask(&run_dir);
+            operate::show(&show, look, status::FleetStatus::to_json)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
+    let guests = guests::read(dir)?;
+    let hosts = Hosts::new(&ask("corosync-cmapctl", &[])?, nodes);
+    let wanted = render::all(&guests, &hosts)?;
+    let live = cib::Cib::parse(ask("cibadmin", &["--query"])?);
+    let plan = live.plan(&wanted, &guests)?;
+    output::print(&plan)?;
+    if plan.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let change = plan.rehearse(&live)?;
+    output::print(&change.shown)?;
+    if dry_run {
+        output::line("nothing is changed: this was a dry run")?;
+    } else {
+        change.make()?;
+        output::line("done: `plover fleet status` shows the guests")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a program of the cluster prints.
+///
+/// # Errors
+/// It is not there, or fails.
+fn ask(program: &str, arguments: &[&str]) -> Result<String> {
+    run_tool(Command::new(program).args(arguments), 0)
+}
+
+/// Runs a program of the cluster that ends well with 0 or with `code`, and returns its output.
+fn run_tool(command: &mut Command, code: i32) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let ended = command.stdin(Stdio::null()).output().with_context(|| {
+        format!("cannot run {program}: install the packages pacemaker and corosync, and run this on a host of the cluster")
+    })?;
+    if !ended.status.success() && ended.status.code() != Some(code) {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        bail!(
+            "{program} failed: {} (does the cluster run on this host? `crm_mon -1` says)",
+            said.trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+}

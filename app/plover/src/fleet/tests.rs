@@ -1,0 +1,210 @@
+use super::cib::Cib;
+use super::guests::{self, Guest, Hosts};
+use super::render;
+use super::status::FleetStatus;
+use std::path::Path;
+
+const CMAP: &str = "nodelist.local_node_pos (u32) = 0\n\
+nodelist.node.0.name (str) = alpha\nnodelist.node.0.nodeid (u32) = 1\nnodelist.node.0.ring0_addr (str) = 192.0.2.10\n\
+nodelist.node.1.name (str) = beta\nnodelist.node.1.ring0_addr (str) = 198.51.100.11\nnodelist.node.1.ring1_addr (str) = 192.0.2.11\n\
+nodelist.node.2.name (str) = gamma\nnodelist.node.2.ring0_addr (str) = 192.0.2.12\n";
+
+const EMPTY: &str = "<cib><configuration><resources/><constraints/></configuration></cib>";
+
+/// Writes a guest's configuration into a folder.
+fn write(folder: &Path, file: &str, name: &str, replicas: u8) {
+    let addresses =
+        (0..replicas).map(|id| format!("{{ id = {id}, address = \"192.0.2.1{id}:7700\" }},\n"));
+    let policy = if replicas == 2 { "colo" } else { "hybrid" };
+    let text = format!(
+        "[group]\nname = \"{name}\"\nme = 0\nplaintext = true\nreplica = [\n{}]\n\
+         [guest]\nmachine = \"q35\"\nmem_mib = 500\nmac = \"52:54:00:00:00:01\"\n\
+         [[disk]]\npath = \"/images/{name}.raw\"\nsize_mib = 64\n[net]\ntap = \"guest0\"\n\
+         [policy]\nname = \"{policy}\"\n\
+         [paths]\nstate_dir = \"/var/lib/plover/{name}\"\nrun_dir = \"/run/plover/{name}\"\n",
+        addresses.collect::<String>()
+    );
+    std::fs::write(folder.join(file), text).unwrap();
+}
+
+/// The guests of a folder, and what the cluster `live` lacks of them.
+fn plan(guests: &[Guest], live: &str) -> String {
+    let wanted = render::all(guests, &Hosts::new(CMAP, &[])).unwrap();
+    let plan = Cib::parse(live.into()).plan(&wanted, guests).unwrap();
+    assert_eq!(
+        plan.is_empty(),
+        plan.to_string()
+            .lines()
+            .all(|line| line.contains("as it is") || line.contains("stays"))
+    );
+    plan.to_string()
+}
+
+/// A cluster that has all that is wanted.
+fn with_all(guests: &[Guest]) -> String {
+    let wanted = render::all(guests, &Hosts::new(CMAP, &[])).unwrap();
+    EMPTY
+        .replace(
+            "<resources/>",
+            &format!("<resources>{}</resources>", wanted.resources),
+        )
+        .replace(
+            "<constraints/>",
+            &format!("<constraints>{}</constraints>", wanted.constraints),
+        )
+}
+
+#[test]
+fn what_the_cluster_lacks_is_said_and_what_an_operator_has_added_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    let guests = guests::read(folder.path()).unwrap();
+    let new = plan(&guests, EMPTY);
+    for part in [
+        "shop-clone is new",
+        "shop-on-alpha is new",
+        "shop-on-beta is new",
+        "shop-on-gamma is new",
+    ] {
+        assert!(new.contains(part), "{part}: {new}");
+    }
+    let whole = with_all(&guests);
+    assert_eq!(plan(&guests, &whole), "shop: as it is\n");
+    let stopped = whole.replace(
+        "<meta_attributes id=\"shop-clone-meta\">",
+        "<meta_attributes id=\"shop-clone-meta\"><nvpair id=\"x\" name=\"target-role\" value=\"Stopped\"/>",
+    );
+    assert_eq!(plan(&guests, &stopped), "shop: as it is\n");
+    let slower = whole.replace("timeout=\"130s\"", "timeout=\"20s\"");
+    assert!(plan(&guests, &slower).contains("shop-stop: timeout becomes 130s, is 20s"));
+}
+
+#[test]
+fn a_host_that_was_replaced_is_no_place_any_more_and_other_guests_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    write(folder.path(), "mail.toml", "shop-on", 3);
+    let both = guests::read(folder.path()).unwrap();
+    let live = with_all(&both).replace(
+        "shop-on-gamma\" rsc=\"shop-clone\" node=\"gamma",
+        "shop-on-delta\" rsc=\"shop-clone\" node=\"delta",
+    );
+    std::fs::remove_file(folder.path().join("mail.toml")).unwrap();
+    let shop = guests::read(folder.path()).unwrap();
+    let told = plan(&shop, &live);
+    assert!(told.contains("shop: shop-on-gamma is new"), "{told}");
+    assert!(told.contains("shop-on-delta: is removed"), "{told}");
+    assert!(
+        told.contains("shop-on: is not in the folder, and stays"),
+        "{told}"
+    );
+    assert!(
+        !told.contains("shop-on-on"),
+        "the places of the other guest are its own: {told}"
+    );
+}
+
+#[test]
+fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    write(folder.path(), "two.toml", "two", 2);
+    let guests = guests::read(folder.path()).unwrap();
+    let wanted = render::all(&guests, &Hosts::new(CMAP, &[])).unwrap();
+    assert!(
+        wanted
+            .resources
+            .contains("id=\"shop-meta-requires\" name=\"requires\" value=\"nothing\"")
+    );
+    assert!(!wanted.resources.contains("two-meta-requires"));
+    assert!(
+        wanted
+            .resources
+            .contains("id=\"two-clone-meta-clone-max\" name=\"clone-max\" value=\"2\"")
+    );
+    assert!(!wanted.constraints.contains("two-on-gamma"));
+}
+
+#[test]
+fn mistakes_in_the_folder_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |words: &str| {
+        let error = guests::read(folder.path()).map(|_| ()).unwrap_err();
+        assert!(format!("{error:#}").contains(words), "{error:#}");
+    };
+    refused("no guest is in");
+    write(folder.path(), "shop.toml", "shop", 3);
+    write(folder.path(), "shop-1.toml", "shop", 3);
+    refused("are both of the group \"shop\"");
+    std::fs::write(folder.path().join("shop-1.toml"), "[group]\n").unwrap();
+    refused("shop-1.toml");
+}
+
+#[test]
+fn a_host_that_is_no_node_is_named_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    let guests = guests::read(folder.path()).unwrap();
+    let without = CMAP.replace("192.0.2.12", "192.0.2.13");
+    let error = render::all(&guests, &Hosts::new(&without, &[])).unwrap_err();
+    assert!(
+        error.to_string().contains("--node 192.0.2.12=NODE"),
+        "{error}"
+    );
+    let said = ["192.0.2.12=gamma".parse().unwrap()];
+    assert!(render::all(&guests, &Hosts::new(&without, &said)).is_ok());
+    let twice = ["192.0.2.12=alpha".parse().unwrap()];
+    let error = render::all(&guests, &Hosts::new(&without, &twice)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("two of its replicas are on the node alpha")
+    );
+    for wrong in ["gamma", "192.0.2.12=", "x=gamma", "192.0.2.12=a\"b"] {
+        assert!(wrong.parse::<guests::NodeOf>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn all_guests_of_the_cluster_are_on_one_page() {
+    // As crm_mon 2.1.5 prints it, shortened.
+    let instance = |of: &str, node: &str, more: &str| {
+        format!(
+            "<resource id=\"{of}\" resource_agent=\"ocf:plover:guest\" role=\"Started\" active=\"true\" {more}>\
+             <node name=\"{node}\" id=\"1\" cached=\"true\"/></resource>"
+        )
+    };
+    let attribute =
+        |name: &str, value: &str| format!("<attribute name=\"{name}\" value=\"{value}\"/>");
+    let cluster = format!(
+        "<pacemaker-result><resources><clone id=\"shop-clone\">{}{}\
+         <resource id=\"shop\" resource_agent=\"ocf:plover:guest\" role=\"Stopped\" active=\"false\"/></clone>\
+         <clone id=\"ping-clone\"><resource id=\"ping\" resource_agent=\"ocf:pacemaker:ping\"/></clone>\
+         <clone id=\"mail-clone\">{}</clone></resources>\
+         <node_attributes><node name=\"alpha\">{}{}</node><node name=\"beta\">{}{}</node></node_attributes></pacemaker-result>",
+        instance("shop", "alpha", ""),
+        instance("shop", "beta", "blocked=\"true\""),
+        instance("mail", "beta", ""),
+        attribute("plover-shop", "leader"),
+        attribute("plover-shop-protected", "yes"),
+        attribute("plover-shop", "secondary"),
+        attribute("plover-mail", ""),
+    );
+    let told = FleetStatus::of(&cluster, &[]).unwrap().to_string();
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 3, "{told}");
+    assert!(
+        lines[1].starts_with("shop   protected  alpha leader, beta secondary  beta: not stopped"),
+        "{told}"
+    );
+    assert!(
+        lines[2].starts_with("mail   NO LEADER  beta not asked yet"),
+        "{told}"
+    );
+    assert!(
+        FleetStatus::of("<pacemaker-result/>", &[])
+            .unwrap()
+            .to_string()
+            .contains("plover fleet apply")
+    );
+}

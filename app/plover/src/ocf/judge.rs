@@ -1,0 +1,102 @@
+//! What a replica's status means to Pacemaker.
+
+use super::{Code, Outcome};
+use plover_lab::control::DaemonStatus;
+use plover_lab::status::{GroupStatus, ReplicaStatus};
+use serde_json::Value;
+
+/// The outcome of `monitor` for a replica that answers.
+///
+/// A replica that has given up its guest still votes, and takes a copy by itself when it can: Pacemaker must not stop it. It is
+/// degraded until it keeps a copy again.
+pub(super) fn health(own: &DaemonStatus) -> Outcome {
+    let text = |key: &str| own.more.get(key).and_then(Value::as_str);
+    if let Some(why) = text("disk_failure") {
+        return Outcome::of(Code::Degraded, why);
+    }
+    let has_copy = own.holds_state()
+        || own
+            .more
+            .get("keeps_copy_of")
+            .is_some_and(|of| !of.is_null());
+    match text("last_failure").filter(|_| !has_copy) {
+        Some(why) => Outcome::of(
+            Code::Degraded,
+            format!("replica {} has given up its guest: {why}", own.id),
+        ),
+        None => Outcome::SUCCESS,
+    }
+}
+
+/// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected.
+pub(super) fn attributes(own: &DaemonStatus) -> [(&'static str, Option<&str>); 2] {
+    let protected = if own.protected { "yes" } else { "no" };
+    let leads = own.role == "leader";
+    [
+        ("", Some(&own.role)),
+        ("-protected", leads.then_some(protected)),
+    ]
+}
+
+/// Whether a replica may leave its group now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// Nothing is lost by it.
+    Now,
+    /// The group goes on without it, but with one copy of the guest less: better to wait a while.
+    Later(String),
+    /// The guest would stop, or be lost.
+    Never(String),
+}
+
+/// Judges whether replica `id`, which is drained, may end.
+pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
+    let says =
+        |replica: &ReplicaStatus, key: &str| replica.more.get(key) == Some(&Value::Bool(true));
+    let Some(own) = status.replica(id) else {
+        return Leave::Now;
+    };
+    let leader = status.leader();
+    let is_off = leader.is_some_and(|leader| says(leader, "guest_off"));
+    if is_off || status.guest_is_lost() || says(own, "waits_to_be_added") {
+        return Leave::Now;
+    }
+    let members = status.replicas.iter();
+    let members: Vec<_> = members
+        .filter(|it| !says(it, "waits_to_be_added"))
+        .collect();
+    let others: Vec<_> = members.iter().filter(|it| it.id != id).collect();
+    let silent = others.iter().find(|it| !it.answers());
+    // The other one of two goes on without a vote.
+    let needed = if members.len() == 2 {
+        1
+    } else {
+        members.len() / 2 + 1
+    };
+    if let Some(silent) =
+        silent.filter(|_| others.iter().filter(|it| it.answers()).count() < needed)
+    {
+        return Leave::Never(format!(
+            "replica {} does not answer, and without replica {id} too the guest would stop: start that one first",
+            silent.id
+        ));
+    }
+    let is_holder = |it: &ReplicaStatus| it.holds_state() && it.isr.contains(&it.id);
+    let holds = own.holds_state() || own.role == "leader";
+    // It has just handed over, and is about to become another role: its end now would look like a death.
+    if own.role == "deposed" {
+        return Leave::Later(format!(
+            "replica {id} does not know yet which replica leads"
+        ));
+    }
+    if !holds {
+        return Leave::Now;
+    }
+    if others.iter().filter(|it| is_holder(it)).count() == 0 {
+        return Leave::Never(format!(
+            "replica {id} is the only one that holds the guest's state: wait until `plover status` says \
+             that it is protected; to stop the guest itself, run `plover shutdown` first"
+        ));
+    }
+    Leave::Later(format!("replica {id} still is {}", own.role))
+}

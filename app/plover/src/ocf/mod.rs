@@ -1,0 +1,171 @@
+//! `plover ocf ACTION`: the resource agent `ocf:plover:guest`, by which Pacemaker runs the replicas of this host.
+//!
+//! Pacemaker decides on which hosts replicas run, and starts dead ones again. The group's consensus decides which replica
+//! leads (docs/decisions/0057). So the agent has no role to promote: a guest is a plain clone with an instance on each of its
+//! hosts.
+//!
+//! | action | what it does |
+//! |---|---|
+//! | `start` | starts the replica, waits until it answers, and takes back an earlier `plover drain` |
+//! | `stop` | drains, then ends the replica; refuses while the group would be worse off than with one member less |
+//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node |
+//! | `reload-agent` | nothing: changed parameters count from the next action on |
+//! | `validate-all` | reads the configuration file |
+//! | `meta-data` | describes all this |
+//!
+//! The parameters come in the environment, as Pacemaker gives them (Open Cluster Framework, Resource Agent API 1.1).
+
+mod action;
+mod judge;
+#[cfg(test)]
+mod tests;
+
+use plover_lab::control::Control;
+use plover_node::ReplicaConfig;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+/// What the agent says of itself.
+const META_DATA: &str = include_str!("meta-data.xml");
+
+/// How long an action may take if Pacemaker does not say.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How many seconds Pacemaker's attribute daemon may take to answer. It is on this host.
+const ATTRIBUTE_WITHIN_S: &str = "3";
+
+/// How an action ended: the exit codes of the Resource Agent API that this agent uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    Success = 0,
+    /// It failed; Pacemaker tries to recover.
+    Failed = 1,
+    Unimplemented = 3,
+    /// This host lacks something; another one may have it.
+    NotInstalled = 5,
+    /// The resource's parameters are wrong, on any host.
+    NotConfigured = 6,
+    NotRunning = 7,
+    /// It runs, and something on this host is wrong that a restart would not mend.
+    Degraded = 190,
+}
+
+/// How an action ended, and why if that is not good.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    code: Code,
+    reason: Option<String>,
+}
+
+impl Outcome {
+    const SUCCESS: Self = Self {
+        code: Code::Success,
+        reason: None,
+    };
+
+    /// The usual answer on a host that runs no replica.
+    const NOT_RUNNING: Self = Self {
+        code: Code::NotRunning,
+        reason: None,
+    };
+
+    fn of(code: Code, reason: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason: Some(reason.into()),
+        }
+    }
+}
+
+/// One instance of the resource: the replica of a guest on this host.
+#[derive(Debug)]
+struct Instance {
+    file: PathBuf,
+    config: ReplicaConfig,
+    /// How long the action may take.
+    timeout: Duration,
+}
+
+impl Instance {
+    /// Reads the parameters of an action and the configuration file that they name.
+    ///
+    /// # Errors
+    /// The outcome of the action.
+    fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, Outcome> {
+        let Some(file) = variable("OCF_RESKEY_config").map(PathBuf::from) else {
+            let why =
+                "the parameter config is missing: give the resource config=/etc/plover/NAME.toml";
+            return Err(Outcome::of(Code::NotConfigured, why));
+        };
+        let config = ReplicaConfig::load(&file)
+            .map_err(|error| Outcome::of(Code::NotInstalled, error.to_string()))?;
+        let timeout = variable("OCF_RESKEY_CRM_meta_timeout");
+        let timeout = timeout.and_then(|ms| ms.to_str()?.parse().ok());
+        Ok(Self {
+            file,
+            config,
+            timeout: timeout.map_or(TIMEOUT, Duration::from_millis),
+        })
+    }
+
+    fn control(&self) -> Control {
+        Control::in_run_dir(&self.config.paths.run_dir)
+    }
+
+    /// Writes attributes of this node, in Pacemaker's memory: `None` empties one. The agent works without them, so nothing
+    /// is said if Pacemaker does not take one.
+    fn set_attributes(&self, attributes: &[(&str, Option<&str>)]) {
+        for (name, value) in attributes {
+            let name = format!("plover-{}{name}", self.config.group.name);
+            let mut updater = Command::new("timeout");
+            updater.args([ATTRIBUTE_WITHIN_S, "attrd_updater", "--name", &name]);
+            match value {
+                Some(value) => updater.args(["--update", value]),
+                None => updater.arg("--delete"),
+            };
+            let silent = updater.stdin(Stdio::null()).stdout(Stdio::null());
+            let _ = silent.stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// Carries out one action, says on the error output why it failed, and returns its exit code.
+pub fn run(action: &str) -> anyhow::Result<ExitCode> {
+    let outcome = carry_out(action, |name| std::env::var_os(name));
+    if let Some(reason) = &outcome.reason {
+        // Pacemaker shows what follows these words.
+        eprintln!("ocf-exit-reason:{}", reason.replace('\n', " "));
+    }
+    Ok(ExitCode::from(outcome.code as u8))
+}
+
+fn carry_out(action: &str, variable: impl Fn(&str) -> Option<OsString>) -> Outcome {
+    if action == "meta-data" {
+        return match crate::output::print(META_DATA) {
+            Ok(()) => Outcome::SUCCESS,
+            Err(error) => Outcome::of(Code::Failed, error.to_string()),
+        };
+    }
+    let instance = match Instance::read(variable) {
+        Ok(instance) => instance,
+        // Without its configuration a replica does not run, which is what Pacemaker asks on hosts that have none.
+        Err(Outcome {
+            code: Code::NotInstalled,
+            ..
+        }) if action == "stop" => return Outcome::SUCCESS,
+        Err(outcome) => return outcome,
+    };
+    match action {
+        "start" => instance.start(),
+        "stop" => instance.stop(),
+        "monitor" => instance.monitor(),
+        "reload-agent" => instance.reload(),
+        "validate-all" => Outcome::SUCCESS,
+        _ => Outcome::of(
+            Code::Unimplemented,
+            format!("there is no action {action}: see `plover ocf meta-data`"),
+        ),
+    }
+}

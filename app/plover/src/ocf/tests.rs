@@ -1,0 +1,272 @@
+//! The agent on replicas that are not there: a socket that answers what a test says.
+
+use super::{Code, Instance, META_DATA, Outcome, carry_out, judge};
+use judge::Leave;
+use plover_lab::control::Control;
+use plover_lab::status::GroupStatus;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A host with a configuration, and its folder.
+fn host() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display();
+    let text = format!(
+        "[group]\nname = \"shop\"\nme = 0\nplaintext = true\nreplica = [\n\
+         {{ id = 0, address = \"192.0.2.10:7700\" }},\n\
+         {{ id = 1, address = \"192.0.2.11:7700\" }},\n\
+         {{ id = 2, address = \"192.0.2.12:7700\" }},\n]\n\
+         [guest]\nmachine = \"q35\"\nmac = \"52:54:00:00:00:01\"\n\
+         [[disk]]\npath = \"{path}/shop.raw\"\nsize_mib = 64\n\
+         [net]\ntap = \"guest0\"\n\
+         [paths]\nstate_dir = \"{path}/state\"\nrun_dir = \"{path}\"\n"
+    );
+    std::fs::write(dir.path().join("shop.toml"), text).unwrap();
+    dir
+}
+
+/// An action on this host, with a second of time.
+fn act(host: &TempDir, action: &str) -> Outcome {
+    let config = host.path().join("shop.toml");
+    carry_out(action, |name| match name {
+        "OCF_RESKEY_config" => Some(config.clone().into()),
+        "OCF_RESKEY_CRM_meta_timeout" => Some("1000".into()),
+        _ => None,
+    })
+}
+
+/// A replica that answers so, to all requests but `group`, until the test ends.
+fn replica(host: &TempDir, own: &Value, group: &[Value]) {
+    let listener = UnixListener::bind(host.path().join("control.sock")).unwrap();
+    let (own, group) = (own.clone(), json!({"asked": own["id"], "replicas": group}));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            BufReader::new(stream.try_clone().unwrap())
+                .read_line(&mut line)
+                .unwrap();
+            let is_group = line.contains("group");
+            writeln!(stream, "{}", if is_group { &group } else { &own }).unwrap();
+        }
+    });
+}
+
+fn leader() -> Value {
+    json!({"id": 0, "role": "leader", "view": "1@r0", "isr": [0, 1], "protected": true, "holds_state": true})
+}
+
+fn secondary() -> Value {
+    json!({"id": 1, "role": "secondary", "view": "1@r0", "isr": [0, 1], "holds_state": true})
+}
+
+fn witness() -> Value {
+    json!({"id": 2, "role": "witness", "view": "1@r0", "isr": [0, 1], "keeps_copy_of": 1})
+}
+
+fn silent(id: u8) -> Value {
+    json!({"id": id, "silent": "it does not answer"})
+}
+
+/// `value` with these fields.
+fn with(mut value: Value, fields: &[(&str, Value)]) -> Value {
+    for (key, field) in fields {
+        value[*key] = field.clone();
+    }
+    value
+}
+
+/// Whether replica `id` of this group may leave.
+fn leave(id: u8, group: &[Value]) -> Leave {
+    let host = host();
+    replica(&host, &group[0], group);
+    let status = GroupStatus::ask(&Control::in_run_dir(host.path())).unwrap();
+    judge::leave(&status, id)
+}
+
+fn is_never(leave: Leave, words: &str) {
+    let Leave::Never(why) = leave else {
+        panic!("{leave:?}, and must be refused: {words}");
+    };
+    assert!(why.contains(words), "{why}");
+}
+
+#[test]
+fn a_replica_that_plays_its_part_is_well() {
+    for own in [leader(), secondary(), witness()] {
+        let host = host();
+        replica(&host, &own, &[]);
+        assert_eq!(act(&host, "monitor"), Outcome::SUCCESS, "{own}");
+    }
+}
+
+#[test]
+fn a_host_without_a_replica_is_told_from_one_whose_replica_hangs() {
+    let host = host();
+    let outcome = act(&host, "monitor");
+    assert_eq!(outcome.code, Code::NotRunning, "{outcome:?}");
+    assert_eq!(act(&host, "stop"), Outcome::SUCCESS);
+    // It listens, and answers nobody.
+    let _hung = UnixListener::bind(host.path().join("control.sock")).unwrap();
+    let outcome = act(&host, "monitor");
+    assert_eq!(outcome.code, Code::Failed, "{outcome:?}");
+    assert!(outcome.reason.unwrap().contains("does not answer"));
+}
+
+#[test]
+fn a_replica_that_has_given_up_its_guest_is_degraded_until_it_has_a_copy() {
+    let lost = json!("QEMU has ended");
+    let mut own = with(
+        witness(),
+        &[("last_failure", lost), ("keeps_copy_of", Value::Null)],
+    );
+    let judged = |own: &Value| judge::health(&serde_json::from_value(own.clone()).unwrap());
+    let outcome = judged(&own);
+    assert_eq!(outcome.code, Code::Degraded);
+    assert!(outcome.reason.unwrap().ends_with("QEMU has ended"));
+    own["keeps_copy_of"] = json!(1);
+    assert_eq!(judged(&own), Outcome::SUCCESS);
+    let full = with(leader(), &[("disk_failure", json!("no space left"))]);
+    assert_eq!(judged(&full), Outcome::of(Code::Degraded, "no space left"));
+}
+
+#[test]
+fn the_nodes_attributes_name_the_leader_and_the_guests_protection() {
+    let of = |own: Value| {
+        let own = serde_json::from_value(own).unwrap();
+        judge::attributes(&own).map(|(_, value)| value.map(str::to_owned))
+    };
+    assert_eq!(of(leader()), [Some("leader".into()), Some("yes".into())]);
+    let alone = with(leader(), &[("protected", json!(false))]);
+    assert_eq!(of(alone), [Some("leader".into()), Some("no".into())]);
+    assert_eq!(of(witness()), [Some("witness".into()), None]);
+}
+
+#[test]
+fn a_replica_leaves_when_it_is_not_needed() {
+    let whole = [leader(), secondary(), witness()];
+    assert_eq!(leave(2, &whole), Leave::Now);
+    for id in [0, 1] {
+        assert!(
+            matches!(leave(id, &whole), Leave::Later(_)),
+            "it holds the guest: {id}"
+        );
+    }
+}
+
+#[test]
+fn nobody_leaves_whom_the_guest_needs() {
+    // Without a majority nobody leads.
+    let one_is_lost = [leader(), secondary(), silent(2)];
+    for id in [0, 1] {
+        is_never(leave(id, &one_is_lost), "replica 2 does not answer");
+    }
+    is_never(
+        leave(2, &[leader(), silent(1), witness()]),
+        "replica 1 does not answer",
+    );
+    // The only copy of the guest.
+    let alone = with(
+        leader(),
+        &[("isr", json!([0])), ("protected", json!(false))],
+    );
+    let joining = with(
+        secondary(),
+        &[("role", json!("joining")), ("holds_state", json!(false))],
+    );
+    is_never(
+        leave(0, &[alone.clone(), joining.clone(), witness()]),
+        "the only one that holds",
+    );
+    assert_eq!(leave(1, &[alone.clone(), joining, witness()]), Leave::Now);
+    // One that has just handed over is about to know its new role.
+    let old = with(
+        leader(),
+        &[("role", json!("deposed")), ("holds_state", json!(false))],
+    );
+    let new = with(
+        secondary(),
+        &[("role", json!("leader")), ("view", json!("2@r1"))],
+    );
+    assert!(matches!(leave(0, &[old, new, witness()]), Leave::Later(_)));
+    // One of two goes on by itself, if it has the guest.
+    assert!(matches!(
+        leave(0, &[leader(), secondary()]),
+        Leave::Later(_)
+    ));
+    is_never(leave(0, &[alone, silent(1)]), "replica 1 does not answer");
+}
+
+#[test]
+fn a_guest_that_is_off_or_lost_holds_nobody() {
+    let off = with(leader(), &[("guest_off", json!(true))]);
+    assert_eq!(leave(0, &[off, silent(1), silent(2)]), Leave::Now);
+    let gone = |own: Value| {
+        with(
+            own,
+            &[("holds_state", json!(false)), ("role", json!("recovering"))],
+        )
+    };
+    let lost = [leader(), secondary(), witness()].map(gone);
+    assert_eq!(leave(1, &lost), Leave::Now);
+}
+
+#[test]
+fn a_stop_that_would_end_the_guest_is_refused() {
+    let host = host();
+    let alone = with(leader(), &[("isr", json!([0]))]);
+    replica(&host, &alone, &[alone.clone(), witness(), witness()]);
+    let outcome = act(&host, "stop");
+    assert_eq!(outcome.code, Code::Failed);
+    let why = outcome.reason.unwrap();
+    assert!(why.contains("plover shutdown"), "{why}");
+}
+
+#[test]
+fn mistakes_in_the_configuration_are_this_hosts_or_everybodys() {
+    let none = carry_out("start", |_| None);
+    assert_eq!(none.code, Code::NotConfigured);
+    let host = host();
+    std::fs::write(host.path().join("shop.toml"), "[group]\nname = 7\n").unwrap();
+    for action in ["validate-all", "start", "monitor"] {
+        assert_eq!(act(&host, action).code, Code::NotInstalled, "{action}");
+    }
+    std::fs::remove_file(host.path().join("shop.toml")).unwrap();
+    assert_eq!(act(&host, "monitor").code, Code::NotInstalled);
+    assert_eq!(act(&host, "stop"), Outcome::SUCCESS, "nothing runs there");
+}
+
+#[test]
+fn the_meta_data_names_the_actions_and_parameters_that_there_are() {
+    let document = roxmltree::Document::parse(META_DATA).unwrap();
+    let named = |tag: &str| -> BTreeSet<String> {
+        let nodes = document.descendants().filter(|node| node.has_tag_name(tag));
+        nodes
+            .filter_map(|node| node.attribute("name"))
+            .map(Into::into)
+            .collect()
+    };
+    let host = host();
+    for action in named("action") {
+        assert_ne!(act(&host, &action).code, Code::Unimplemented, "{action}");
+    }
+    for action in ["promote", "demote", "notify", "migrate_to", ""] {
+        assert!(!named("action").contains(action));
+        assert_eq!(act(&host, action).code, Code::Unimplemented, "{action}");
+    }
+    let asked = std::cell::RefCell::new(BTreeSet::new());
+    let read = Instance::read(|name| {
+        let parameter = name.strip_prefix("OCF_RESKEY_")?;
+        if !parameter.starts_with("CRM_meta") {
+            asked.borrow_mut().insert(parameter.to_owned());
+        }
+        Some(OsString::from(Path::new("/none")))
+    });
+    assert!(read.is_err());
+    assert_eq!(asked.into_inner(), named("parameter"));
+}
