@@ -164,6 +164,24 @@ pub enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// Read the configuration file of this host's replica again, while it runs.
+    ///
+    /// Says of each key that has changed when it takes effect: at once, when this host's service is started again, or when
+    /// all hosts are stopped and started. A file that is wrong changes nothing: the command says where it is wrong, and the
+    /// replica goes on as it is. Every host has a file of its own: run it on each host whose file has changed.
+    #[command(
+        after_help = "Example:\n  plover reload --run-dir /run/plover/shop-db --dry-run\n  systemctl reload plover@shop-db"
+    )]
+    Reload {
+        /// Only say what would take effect.
+        #[arg(long)]
+        dry_run: bool,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        at: At,
+    },
     /// Replace a host while the guest runs, or take a dead one out of the group.
     ///
     /// The change goes through the group's log, and goes on when the lead moves. `plover status` shows it. Works on any

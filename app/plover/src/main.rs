@@ -10,6 +10,7 @@
 //!  plover metrics, plover dash      the same for Prometheus, and on a page
 //!  plover switchover                moves the lead
 //!  plover drain, undrain            clears a host of its roles
+//!  plover reload                    a changed configuration file, while its replica runs
 //!  plover console, shutdown, start  the guest, wherever it is
 //!  plover backup, restore           the guest's disks, into a folder and from there
 //!  plover bootstrap                 the operator's word after a total loss
@@ -48,6 +49,7 @@ mod overview;
 #[cfg(feature = "pages")]
 mod pages;
 mod policy;
+mod reload;
 mod replica;
 mod run;
 mod target;
@@ -104,6 +106,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),
+        cli::Command::Reload { dry_run, json, at } => reload::run(&at.control()?, dry_run, json),
         cli::Command::Member { command } => operate::change_members(&command),
         cli::Command::Backup {
             to,

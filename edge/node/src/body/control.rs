@@ -23,6 +23,14 @@ impl Body {
                 Request::Attach { output, reply } => {
                     let _ = reply.send(self.attach(output));
                 }
+                Request::Reload {
+                    file,
+                    dry_run,
+                    reply,
+                } => {
+                    let answer = self.reload(*file, dry_run)?;
+                    let _ = reply.send(answer);
+                }
                 Request::Snapshot { limits, reply } => self.want_backup(limits, reply),
                 Request::RunningBackup { number, reply } => {
                     let _ = reply.send(self.backup.running(number));
@@ -92,6 +100,9 @@ impl Body {
             }
             Op::Console | Op::Backup { .. } | Op::BackupDisk { .. } => {
                 json!({"error": "this is a connection of its own, to a replica's own socket"})
+            }
+            Op::Reload { .. } => {
+                json!({"error": "a replica reads its file on its own host: run this there"})
             }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
@@ -309,6 +320,7 @@ impl Body {
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();
         answer["reaches_clients"] = self.uplink.is_up().into();
+        answer["waiting_keys"] = self.waiting_keys.clone().into();
         answer["inputs"] = self.inputs.into();
         let damaged = self.fabric.as_ref().map(|fabric| fabric.stats().damaged);
         answer["links_cut"] = damaged.unwrap_or_default().into();
