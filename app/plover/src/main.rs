@@ -12,6 +12,7 @@
 //!  plover drain, undrain            clears a host of its roles
 //!  plover reload                    a changed configuration file, while its replica runs
 //!  plover console, shutdown, start  the guest, wherever it is
+//!  plover disk grow                 more room on the guest's disks, while it runs
 //!  plover backup, restore           the guest's disks, into a folder and from there
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover run --config FILE -- …     one replica of an unmodified program
@@ -107,6 +108,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),
         cli::Command::Reload { dry_run, json, at } => reload::run(&at.control()?, dry_run, json),
+        cli::Command::Disk { command } => operate::grow_disk(&command),
         cli::Command::Member { command } => operate::change_members(&command),
         cli::Command::Backup {
             to,

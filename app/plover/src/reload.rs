@@ -77,7 +77,8 @@ impl fmt::Display for Reloaded {
             writeln!(
                 f,
                 "\nWhat takes effect with all hosts is the same in all their files, and the guest boots anew: change the files, \
-                 `plover shutdown`, stop the services of all hosts, start them, and `plover bootstrap` on each."
+                 `plover shutdown`, stop the services of all hosts, start them, and `plover bootstrap` on each. Do not start the \
+                 service of one host again before: its replica would not fit to the others."
             )?;
         }
         Ok(())

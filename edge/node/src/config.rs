@@ -287,6 +287,11 @@ pub struct DiskConfig {
     /// image that does not exist is made, empty, and the leader fills it.
     #[serde(default)]
     pub size_mib: Option<u64>,
+    /// The size in MiB to which `plover disk grow` may grow the disk while the guest runs (default: it may not). With this
+    /// key the image may be larger than `size_mib`. The room costs each replica as much as an empty disk of that size
+    /// does: it is compared, but not stored. Only for `virtio` and `scsi`, and for images that are files.
+    #[serde(default)]
+    pub max_size_mib: Option<u64>,
 }
 
 /// `[net]`.
@@ -412,6 +417,7 @@ impl DiskConfig {
             path: self.path.clone(),
             read_only: self.readonly,
             bytes: self.size_mib.map(|mib| mib << 20),
+            bytes_max: self.max_size_mib.map(|mib| mib << 20),
             delay: std::time::Duration::ZERO,
         }
     }

@@ -55,6 +55,17 @@ pub(crate) enum Op {
         #[serde(default)]
         after: u64,
     },
+    /// Whether a disk could have so many bytes on a replica's host, by default this one's.
+    DiskRoom {
+        #[serde(default)]
+        of: Option<u8>,
+        disk: usize,
+        bytes: u64,
+    },
+    /// The leader's image of a disk is to have so many bytes, and with the next syncvm the others'. The guest is not told.
+    DiskGrow { disk: usize, bytes: u64 },
+    /// The leader's guest is to be told that a disk has so many bytes, as all images have by now.
+    DiskTell { disk: usize, bytes: u64 },
     /// The leader is to hand over to the replica with this id, or to the one that is in sync.
     Switchover {
         #[serde(default)]
@@ -111,7 +122,11 @@ impl Op {
     pub fn is_for_leader(&self) -> bool {
         matches!(
             self,
-            Self::Console | Self::Switchover { .. } | Self::Member { .. }
+            Self::Console
+                | Self::Switchover { .. }
+                | Self::Member { .. }
+                | Self::DiskGrow { .. }
+                | Self::DiskTell { .. }
         ) || self.is_about_power()
     }
 
@@ -119,7 +134,13 @@ impl Op {
     pub fn may_be_sent_on(&self) -> bool {
         matches!(
             self,
-            Self::Status | Self::Logs { .. } | Self::Switchover { .. } | Self::Member { .. }
+            Self::Status
+                | Self::Logs { .. }
+                | Self::Switchover { .. }
+                | Self::Member { .. }
+                | Self::DiskRoom { .. }
+                | Self::DiskGrow { .. }
+                | Self::DiskTell { .. }
         ) || self.is_about_power()
     }
 

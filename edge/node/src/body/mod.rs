@@ -13,6 +13,7 @@ mod open;
 mod printed;
 mod relay;
 mod reload;
+mod resize;
 mod sources;
 mod waiting;
 mod work;
@@ -22,6 +23,7 @@ use self::backup::Backup;
 use self::failover::Failover;
 use self::printed::Printed;
 use self::relay::Relay;
+use self::resize::Resizing;
 use self::waiting::Waiting;
 use self::work::Work;
 use crate::announce::Announcement;
@@ -167,6 +169,7 @@ struct Body {
     failover: Failover,
     relay: Relay,
     backup: Backup,
+    resizing: Resizing,
     keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,
     /// Names this process.

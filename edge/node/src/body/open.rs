@@ -5,6 +5,7 @@ use super::backup::Backup;
 use super::failover::Failover;
 use super::printed::Printed;
 use super::relay::Relay;
+use super::resize::Resizing;
 use super::waiting::Waiting;
 use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
 use crate::announce::Announcement;
@@ -148,6 +149,7 @@ impl Body {
             failover: Failover::default(),
             relay: Relay::default(),
             backup: Backup::default(),
+            resizing: Resizing::default(),
             keys,
             reporter,
             number: process.number,

@@ -5,6 +5,7 @@ use crate::config::{ConfigFile, Reload};
 use plover_replica::Event;
 use plover_types::PageLayout;
 use serde_json::{Value, json};
+use std::path::Path;
 
 impl Body {
     /// Takes what can change while this replica runs, and says of each key that differs when it takes effect. If `dry_run`, it
@@ -14,6 +15,18 @@ impl Body {
             Ok(reload) => reload,
             Err(error) => return Ok(json!({"error": error.to_string()})),
         };
+        // A leader whose uplink is down hands over, and one that does not exist is never up.
+        let uplink = reload.next.config.net.uplink.as_deref();
+        let exists = |name: &str| Path::new("/sys/class/net").join(name).exists();
+        if let Some(name) =
+            uplink.filter(|it| Some(*it) != self.config.net.uplink.as_deref() && !exists(it))
+        {
+            let why = format!(
+                "{} is not taken, and nothing has changed: this host has no network device '{name}' (net.uplink)",
+                now.path.display()
+            );
+            return Ok(json!({"error": why}));
+        }
         let answer = json!({
             "ok": true,
             "id": self.config.group.me,

@@ -132,6 +132,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "disk.serial",
             "disk.readonly",
             "disk.size_mib",
+            "disk.max_size_mib",
             "policy.name",
             "policy.input",
             "policy.secondary",

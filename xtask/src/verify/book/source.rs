@@ -9,6 +9,7 @@ use syn::{Expr, ExprLit, Item, ItemEnum, ItemFn, ItemStruct, Lit};
 pub(crate) const ROOMS: [&str; 6] = ["core", "edge", "app", "proof", "xtask", "guests"];
 
 /// Every source of the repository.
+#[derive(Default)]
 pub(crate) struct Source {
     /// By path.
     pub texts: BTreeMap<String, String>,
@@ -25,13 +26,7 @@ const EFFECTS: &str = "edge/node/src/config/effect.rs";
 
 impl Source {
     pub(crate) fn read() -> Result<Self> {
-        let mut source = Self {
-            texts: BTreeMap::new(),
-            structs: BTreeMap::new(),
-            enums: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            effects: BTreeMap::new(),
-        };
+        let mut source = Self::default();
         for room in ROOMS {
             for path in files(room, "")? {
                 // Fonts and images are not text, and are skipped.
