@@ -150,7 +150,11 @@ fn disk_of(disk: &DiskImage) -> Value {
         ("bus", disk.bus.as_deref().unwrap_or("virtio").into()),
         ("readonly", disk.read_only.into()),
     ];
-    table(pairs).into()
+    let mut table = table(pairs);
+    if let Some(mib) = disk.max_size_mib {
+        table.insert("max_size_mib".into(), (mib as i64).into());
+    }
+    table.into()
 }
 
 /// The guest's settings from the command line.

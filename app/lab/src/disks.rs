@@ -58,6 +58,7 @@ pub fn check(images: &[DiskImage], scratch: &Path) -> Result<()> {
                 path: image.clone(),
                 read_only: true,
                 bytes: None,
+                bytes_max: None,
                 delay: Duration::ZERO,
             };
             let journal = scratch.join("check.journal");

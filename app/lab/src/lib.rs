@@ -63,6 +63,7 @@ mod daemon;
 mod disks;
 pub mod down;
 mod fault;
+pub mod grow;
 mod growing;
 pub mod guests;
 pub mod image;

@@ -81,6 +81,8 @@ pub struct DiskImage {
     pub bus: Option<String>,
     /// The guest cannot write it.
     pub read_only: bool,
+    /// The size in MiB to which it may grow while the guest runs.
+    pub max_size_mib: Option<u64>,
 }
 
 impl From<PathBuf> for DiskImage {
@@ -92,7 +94,7 @@ impl From<PathBuf> for DiskImage {
     }
 }
 
-/// `FILE[,bus=BUS][,readonly]`. Other commas belong to the file's name.
+/// `FILE[,bus=BUS][,readonly][,max=MIB]`. Other commas belong to the file's name.
 impl FromStr for DiskImage {
     type Err = String;
 
@@ -102,6 +104,12 @@ impl FromStr for DiskImage {
             match word.split_once('=') {
                 None if word == "readonly" => image.read_only = true,
                 Some(("bus", bus @ ("virtio" | "scsi" | "ide"))) => image.bus = Some(bus.into()),
+                Some(("max", mib)) => {
+                    let mib = mib
+                        .parse()
+                        .map_err(|_| format!("'{mib}' is no number of MiB"))?;
+                    image.max_size_mib = Some(mib);
+                }
                 Some(("bus", bus)) => {
                     return Err(format!(
                         "there is no bus '{bus}' for a disk; there are virtio, scsi, ide"
@@ -160,6 +168,7 @@ mod tests {
                 path: path.into(),
                 bus: bus.map(Into::into),
                 read_only,
+                max_size_mib: None,
             })
         };
         assert_eq!(read("/d.raw"), disk("/d.raw", None, false));

@@ -165,6 +165,29 @@ pub enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// Read the configuration file of this host's replica again, while it runs.
+    ///
+    /// Says of each key that has changed when it takes effect: at once, when this host's service is started again, or when
+    /// all hosts are stopped and started. A file that is wrong changes nothing: the command says where it is wrong, and the
+    /// replica goes on as it is. Every host has a file of its own: run it on each host whose file has changed.
+    #[command(
+        after_help = "Example:\n  plover reload --run-dir /run/plover/shop-db --dry-run\n  systemctl reload plover@shop-db"
+    )]
+    Reload {
+        /// Only say what would take effect.
+        #[arg(long)]
+        dry_run: bool,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Give the guest's disks more room while it runs.
+    Disk {
+        #[command(subcommand)]
+        command: DiskCommand,
+    },
     /// Replace a host while the guest runs, or take a dead one out of the group.
     ///
     /// The change goes through the group's log, and goes on when the lead moves. `plover status` shows it. Works on any
@@ -405,6 +428,59 @@ pub enum MemberCommand {
         #[command(flatten)]
         how: Wait,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Grow a disk, up to its `disk.max_size_mib`, while the guest runs. Works on any host of the group.
+    ///
+    /// Every host must have room for it. First the image grows on each of them. The guest is told when all that hold it have
+    /// the room, and enlarges its partition and file system itself (growpart, resize2fs). A command that was ended, or that
+    /// a failover has interrupted, is given again. No disk is made smaller.
+    #[command(after_help = "Example:\n  plover disk grow 0 --to 40G --run-dir /run/plover/shop-db")]
+    Grow {
+        /// The number of its `[[disk]]` in the configuration, counted from 0.
+        disk: usize,
+        /// Its new size: MiB, or a number with M, G or T.
+        #[arg(long, value_name = "SIZE")]
+        to: Size,
+        /// Wait for so many seconds until all have it.
+        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+        wait: u64,
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// A size, in MiB: `40960`, `40960M`, `40G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub mib: u64,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unit = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let factor = match text[unit.len()..].to_ascii_uppercase().as_str() {
+            "" | "M" => 1,
+            "G" => 1 << 10,
+            "T" => 1 << 20,
+            other => {
+                return Err(format!(
+                    "'{other}' is no unit: give MiB, or a number with M, G or T"
+                ));
+            }
+        };
+        let number: u64 = unit
+            .parse()
+            .map_err(|_| format!("'{unit}' is no number of MiB"))?;
+        let mib = number.checked_mul(factor).filter(|mib| *mib < 1 << 43);
+        Ok(Self {
+            mib: mib.ok_or("that is more than any disk has")?,
+        })
+    }
 }
 
 /// How long a command waits, and for whom.

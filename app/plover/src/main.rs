@@ -10,7 +10,9 @@
 //!  plover metrics, plover dash      the same for Prometheus, and on a page
 //!  plover switchover                moves the lead
 //!  plover drain, undrain            clears a host of its roles
+//!  plover reload                    a changed configuration file, while its replica runs
 //!  plover console, shutdown, start  the guest, wherever it is
+//!  plover disk grow                 more room on the guest's disks, while it runs
 //!  plover backup, restore           the guest's disks, into a folder and from there
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover run --config FILE -- …     one replica of an unmodified program
@@ -50,6 +52,7 @@ mod overview;
 #[cfg(feature = "pages")]
 mod pages;
 mod policy;
+mod reload;
 mod replica;
 mod run;
 mod target;
@@ -106,6 +109,8 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),
+        cli::Command::Reload { dry_run, json, at } => reload::run(&at.control()?, dry_run, json),
+        cli::Command::Disk { command } => operate::grow_disk(&command),
         cli::Command::Member { command } => operate::change_members(&command),
         cli::Command::Fleet { command } => fleet::run(command),
         cli::Command::Ocf { action } => ocf::run(&action),

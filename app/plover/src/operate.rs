@@ -1,6 +1,6 @@
 //! The commands of an operator: they ask the replica of this host, which passes on what is for the leader.
 
-use crate::cli::{MemberCommand, Show};
+use crate::cli::{DiskCommand, MemberCommand, Show};
 use crate::output;
 use crate::overview::Overview;
 use anyhow::Result;
@@ -8,7 +8,7 @@ use plover_lab::control::Control;
 use plover_lab::logs::ToldLog;
 use plover_lab::operate::MemberChange;
 use plover_lab::status::GroupStatus;
-use plover_lab::{console as terminal, operate};
+use plover_lab::{console as terminal, grow, operate};
 use serde_json::json;
 use std::cell::Cell;
 use std::fmt::Display;
@@ -131,6 +131,19 @@ pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
             voters.join(", ")
         ))?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn grow_disk(command: &DiskCommand) -> Result<ExitCode> {
+    let DiskCommand::Grow { disk, to, wait, at } = command;
+    let (bytes, within) = (to.mib << 20, Duration::from_secs(*wait));
+    grow::grow_disk(&at.control()?, *disk, bytes, within, |words| {
+        eprintln!("{words}")
+    })?;
+    output::line(format_args!(
+        "disk {disk} has {} MiB on all replicas that hold the guest, and the guest was told",
+        to.mib
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
 use plover_node::newest::DiskCopy;
-use plover_node::{ReplicaConfig, Side};
+use plover_node::{ConfigFile, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -14,10 +14,11 @@ use std::process::ExitCode;
 
 /// Runs one replica until it is told to end.
 pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
-    let config = ReplicaConfig::load(config)?;
-    let (log, output) = logging::of_replica(form, &config);
+    let file = ConfigFile::load(config)?;
+    let config = &file.config;
+    let (log, output) = logging::of_replica(form, config);
     prerequisites::check_hypervisor(&config.qemu())?;
-    let process = match plover_node::supervise(&config).map_err(|error| anyhow!(error))? {
+    let process = match plover_node::supervise(config).map_err(|error| anyhow!(error))? {
         Side::Replica(process) => process,
         Side::Supervisor(code) => return Ok(code),
     };
@@ -25,7 +26,7 @@ pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
     // Before the replica starts: a signal with its default action would end the process and leave the
     // hypervisor running.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    plover_node::run(config, process, log, move |stop| {
+    plover_node::run(file, process, log, move |stop| {
         std::thread::spawn(move || {
             for signal in &mut signals {
                 match signal {

@@ -42,6 +42,14 @@ impl IdleDetector {
         }
     }
 
+    /// Another threshold from now on, from which learning begins anew.
+    pub fn set(&mut self, threshold: Micros) {
+        if threshold != self.usual {
+            self.usual = threshold;
+            self.threshold = threshold;
+        }
+    }
+
     /// Takes a sample at `now`: the vCPUs have used `cpu` in all, or `None` where the guest
     /// plainly has work: a frame in its NIC's queue, a thread that runs or waits for a CPU. Returns
     /// whether the guest is idle.

@@ -192,6 +192,11 @@ impl MatchRule {
         }
     }
 
+    /// Other bounds from now on. What was learnt stays.
+    pub fn set(&mut self, config: MatchConfig) {
+        self.config = config;
+    }
+
     /// Outputs were matched; the oldest had waited for this long.
     pub fn matched(&mut self, waited: Micros) {
         self.lag.matched(waited);

@@ -114,6 +114,11 @@ impl SlotRule {
         }
     }
 
+    /// Other bounds from now on. What was learnt stays.
+    pub fn set(&mut self, config: SlotConfig) {
+        self.config = config;
+    }
+
     /// Smoothed pause of the leader's guest.
     pub fn pause(&self) -> Micros {
         self.pause

@@ -8,6 +8,7 @@ pub use note::Note;
 
 use crate::jobs::JobId;
 use crate::members::{GroupRecord, MemberOrder};
+use crate::tuning::Tuning;
 
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
@@ -66,6 +67,8 @@ pub enum Event {
     Members(MemberOrder),
     /// An operator wants this host cleared of every role that matters (`true`), or lets it have roles again.
     Drain(bool),
+    /// The operator has changed what can be changed while the replica runs.
+    Tuned(Box<Tuning>),
     /// The operator's word that a group whose replicas have all forgotten the guest may boot a
     /// new one.
     Bootstrap,

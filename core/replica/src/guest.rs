@@ -139,6 +139,11 @@ impl Activity {
         }
     }
 
+    /// Another threshold from now on.
+    pub fn set_threshold(&mut self, threshold: Micros) {
+        self.detector.set(threshold);
+    }
+
     /// How soon the next sample is of use.
     pub fn period(&self) -> Micros {
         self.detector.period()

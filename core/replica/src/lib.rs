@@ -104,6 +104,7 @@ mod secondary;
 mod status;
 #[cfg(test)]
 mod testing;
+mod tuning;
 mod uplink;
 
 pub use api::{
@@ -117,3 +118,4 @@ pub use members::{Change, ChangeStep, GroupRecord, MemberOrder, MemberRefused};
 pub use planned::SwitchoverRefused;
 pub use replica::Replica;
 pub use status::{ReplicaStatus, RestStatus, WarmStatus};
+pub use tuning::Tuning;

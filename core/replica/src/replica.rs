@@ -158,6 +158,7 @@ impl Replica {
             Event::SwitchOver { to } => self.on_switch_over(to),
             Event::Members(order) => self.on_member_order(order),
             Event::Drain(drained) => self.on_drain(drained),
+            Event::Tuned(tuning) => cx.tune(*tuning),
             Event::Bootstrap => self.bootstrap(),
             Event::Uplink { up } => self.on_uplink(up),
             Event::GuestStarted(machine) => self.on_guest_started(machine),

@@ -9,17 +9,14 @@ use crate::error::DiskError;
 use crate::health::{Health, lock};
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
-use crate::nbd;
 use crate::worker::{self, DiskEvent, Job, Work};
 pub use attachment::Attachment;
 pub use blocks::Blocks;
 pub(crate) use inner::{Inner, cannot};
-use plover_types::SyncNo;
+use plover_types::{DISK_BLOCK_BYTES, SyncNo};
 use rustix::fd::AsRawFd;
-use server::Server;
 use std::io;
 use std::os::fd::RawFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,8 +41,10 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// The guest cannot write it. It is not synced: all replicas must have the same.
     pub read_only: bool,
-    /// The size it must have. If it does not exist it is made, empty.
+    /// The size it must have, or with `bytes_max` at least. If it does not exist it is made, empty.
     pub bytes: Option<u64>,
+    /// The size to which it may grow; its blocks are numbered as if it had that already.
+    pub bytes_max: Option<u64>,
     /// Added to each read or write of a block for a syncvm or a copy: a slow disk, for tests.
     pub delay: Duration,
 }
@@ -113,6 +112,52 @@ impl Disks {
     /// Blocks of all writable disks.
     pub fn blocks(&self) -> u32 {
         self.blocks
+    }
+
+    /// The present sizes of all disks, in bytes, in the order of the configuration; none while they cannot be used.
+    pub fn sizes(&self) -> Vec<u64> {
+        let images = self.open.iter().flat_map(|open| &open.inner.images);
+        images.map(Image::bytes).collect()
+    }
+
+    /// Whether a disk could have `bytes` bytes: why not, and what to do.
+    pub fn why_not_resize(&self, disk: usize, bytes: u64) -> Option<String> {
+        let Some(spec) = self.specs.get(disk) else {
+            return Some(format!(
+                "there is no disk {disk}: the guest has {}, counted from 0",
+                self.specs.len()
+            ));
+        };
+        if spec.read_only {
+            return Some(format!(
+                "disk {disk} is read-only: replace its file on each host"
+            ));
+        }
+        let Some(max) = spec.bytes_max else {
+            return Some(format!(
+                "disk {disk} has no disk.max_size_mib, so it cannot grow while the guest runs"
+            ));
+        };
+        let Some(image) = self.open.as_ref().map(|open| &open.inner.images[disk]) else {
+            return Some(
+                self.failure()
+                    .unwrap_or_else(|| "its disks cannot be used".into()),
+            );
+        };
+        let now = image.bytes();
+        if bytes < now {
+            return Some(format!(
+                "disk {disk} has {} MiB: no disk is made smaller, because the guest would lose what is behind the end",
+                now >> 20
+            ));
+        }
+        if bytes > max || bytes % DISK_BLOCK_BYTES as u64 != 0 {
+            return Some(format!(
+                "disk {disk} may have {} MiB at most (disk.max_size_mib), in whole blocks of 4096 bytes",
+                max >> 20
+            ));
+        }
+        image.why_no_room(bytes - now)
     }
 
     /// Whether the images are those of a guest at one moment, and not an incomplete copy.
@@ -209,23 +254,9 @@ impl Disks {
             theirs: Vec::new(),
         };
         for image in 0..inner.images.len() {
-            let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-            let mut stream = ours.try_clone().map_err(failed)?;
-            let server = Server {
-                inner: Arc::clone(inner),
-                image,
-                life,
-            };
-            std::thread::Builder::new()
-                .name(format!("disk {image}"))
-                .spawn(move || {
-                    if let Err(error) = nbd::serve(&mut stream, &server) {
-                        tracing::debug!(image, %error, "a disk's connection ended");
-                    }
-                })
-                .map_err(failed)?;
+            let (ours, theirs) = server::start(inner, image, life).map_err(failed)?;
             attachment.ours.push(ours);
-            attachment.theirs.push(theirs.into());
+            attachment.theirs.push(theirs);
         }
         Ok(attachment)
     }

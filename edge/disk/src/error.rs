@@ -84,6 +84,18 @@ pub enum DiskError {
         /// The size in the configuration.
         wanted: u64,
     },
+    /// The image is larger than it may ever be.
+    #[error(
+        "{path} has {found} bytes, and disk.max_size_mib says {max}: raise that key on all hosts"
+    )]
+    OverMax {
+        /// The image.
+        path: PathBuf,
+        /// Its size.
+        found: u64,
+        /// The most.
+        max: u64,
+    },
     /// The image cannot be cut into blocks.
     #[error(
         "{path} has {bytes} bytes, which is no multiple of 4096: 'truncate -s %4096 {path}' makes it one"
@@ -172,6 +184,7 @@ impl DiskError {
                 | Self::Missing(_)
                 | Self::NotRaw { .. }
                 | Self::WrongSize { .. }
+                | Self::OverMax { .. }
                 | Self::Uneven { .. }
                 | Self::InUse(_)
         )

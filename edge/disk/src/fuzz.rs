@@ -71,6 +71,7 @@ pub fn nbd(folder: &Path, bytes: &[u8]) {
         path: folder.join("image"),
         read_only: false,
         bytes: Some(u64::from(BLOCKS) * DISK_BLOCK_BYTES as u64),
+        bytes_max: None,
         delay: Duration::ZERO,
     };
     // The guest has written anything there.

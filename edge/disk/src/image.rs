@@ -15,7 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,10 @@ use std::time::{Duration, Instant};
 pub(crate) struct Image {
     path: PathBuf,
     file: Locked,
-    bytes: u64,
+    bytes: AtomicU64,
+    /// The size to which it may grow, and whether it may.
+    bytes_max: u64,
+    pub(crate) may_grow: bool,
     pub(crate) read_only: bool,
     pub(crate) delay: Duration,
     /// It did not exist and was made.
@@ -71,21 +74,31 @@ impl Image {
         // Not the size in the metadata, which is 0 for a block device.
         let bytes = seek(&*file, SeekFrom::End(0))
             .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
-        if let Some(wanted) = spec.bytes.filter(|wanted| *wanted != bytes) {
+        let bytes_max = spec.bytes_max.unwrap_or(bytes);
+        let grown = |wanted: u64| spec.bytes_max.is_some() && bytes >= wanted;
+        if let Some(wanted) = spec.bytes.filter(|it| *it != bytes && !grown(*it)) {
             return Err(DiskError::WrongSize {
                 path: path.clone(),
                 found: bytes,
                 wanted,
             });
         }
-        if bytes == 0 || bytes % DISK_BLOCK_BYTES as u64 != 0 {
+        if bytes > bytes_max {
+            return Err(DiskError::OverMax {
+                path: path.clone(),
+                found: bytes,
+                max: bytes_max,
+            });
+        }
+        let block = DISK_BLOCK_BYTES as u64;
+        if bytes == 0 || bytes % block != 0 {
             return Err(DiskError::Uneven {
                 path: path.clone(),
                 bytes,
             });
         }
-        let blocks = bytes / DISK_BLOCK_BYTES as u64;
-        let blocks = u32::try_from(blocks).map_err(|_| DiskError::TooLarge(bytes))?;
+        let blocks =
+            u32::try_from(bytes_max / block).map_err(|_| DiskError::TooLarge(bytes_max))?;
         let format = Format::of_content(&file).filter(|_| !used_before);
         if let Some(format) = format {
             return Err(DiskError::NotRaw {
@@ -96,7 +109,9 @@ impl Image {
         Ok(Self {
             path: path.clone(),
             file,
-            bytes,
+            bytes: bytes.into(),
+            bytes_max,
+            may_grow: spec.bytes_max.is_some(),
             read_only: spec.read_only,
             delay: spec.delay,
             made,
@@ -114,14 +129,44 @@ impl Image {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Ordering::Acquire)
     }
 
+    /// Blocks, counted as if it had grown as far as it may. Those behind its end are zero.
     pub(crate) fn blocks(&self) -> u32 {
-        (self.bytes / DISK_BLOCK_BYTES as u64) as u32
+        (self.bytes_max / DISK_BLOCK_BYTES as u64) as u32
+    }
+
+    /// Why it cannot grow by so many bytes on this host.
+    pub(crate) fn why_no_room(&self, more: u64) -> Option<String> {
+        let path = self.path.display();
+        if !self.file.metadata().is_ok_and(|it| it.is_file()) {
+            return Some(format!(
+                "{path} is no file: only image files grow while the guest runs"
+            ));
+        }
+        match rustix::fs::fstatvfs(&*self.file) {
+            Ok(about) if about.f_bavail * about.f_frsize >= more => None,
+            Ok(about) => Some(format!(
+                "the file system of {path} has {} MiB free, and the disk is to grow by {}: make room",
+                (about.f_bavail * about.f_frsize) >> 20,
+                more >> 20
+            )),
+            Err(error) => Some(format!("cannot tell what is free at {path}: {error}")),
+        }
+    }
+
+    /// Gives it another size, durably. What is behind the new end is lost.
+    pub(crate) fn resize(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)?;
+        self.bytes.store(bytes, Ordering::Release);
+        self.file.sync_all()
     }
 
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        let inside = self.bytes().saturating_sub(offset).min(to.len() as u64);
+        let (to, behind) = to.split_at_mut(inside as usize);
+        behind.fill(0);
         self.file.read_exact_at(to, offset).map_err(|error| {
             if error.kind() == io::ErrorKind::UnexpectedEof {
                 return io::Error::new(error.kind(), "it ends there, and did not before");
@@ -134,6 +179,9 @@ impl Image {
     pub(crate) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
         self.keep(std::iter::once(blocks_of(offset, from.len() as u64)));
         let result = self.file.write_all_at(from, offset);
+        // A block of the leader's guest may lie behind the end of a disk that is smaller here: it grows to hold it.
+        let end = offset + from.len() as u64;
+        self.bytes.fetch_max(end, Ordering::AcqRel);
         // A failed write may have written a part.
         self.unsynced.store(true, Ordering::Release);
         result
@@ -141,7 +189,7 @@ impl Image {
 
     /// Makes `bytes` from `offset` zero; `hole` allows a hole.
     pub(crate) fn write_zeroes(&self, offset: u64, bytes: u64, hole: bool) -> io::Result<()> {
-        if bytes == 0 {
+        if bytes == 0 || offset >= self.bytes() {
             return Ok(());
         }
         self.keep(self.data_in(blocks_of(offset, bytes)));
@@ -218,12 +266,16 @@ impl Image {
 
     /// The first block at or after `block` that may not be zero, or the number of blocks.
     pub(crate) fn first_data(&self, block: u32) -> u32 {
-        holes::first_data(&*self.file, self.bytes, block)
+        let bytes = self.bytes();
+        match holes::first_data(&*self.file, bytes, block) {
+            found if u64::from(found) * DISK_BLOCK_BYTES as u64 >= bytes => self.blocks(),
+            found => found,
+        }
     }
 
     /// The first run of blocks at or after `block` that may not be zero; `None` if there is none.
     pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {
-        holes::next_data(&*self.file, self.bytes, block)
+        holes::next_data(&*self.file, self.bytes(), block)
     }
 }
 

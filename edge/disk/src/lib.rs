@@ -42,6 +42,7 @@
 //!     path: dir.path().join("disk.raw"),
 //!     read_only: false,
 //!     bytes: Some(1 << 20),
+//!     bytes_max: None,
 //!     delay: std::time::Duration::ZERO,
 //! };
 //! let mut disks = Disks::open(&[spec], &dir.path().join("disks.journal"))?;

@@ -58,6 +58,7 @@ fn a_full_file_system_is_told_and_room_mends_it() {
         path: dir.path().join("image"),
         read_only: false,
         bytes: Some(64 << 10),
+        bytes_max: None,
         delay: Duration::ZERO,
     };
     let mut disks = Disks::open(&[spec], &dir.path().join("journal")).expect("they open");

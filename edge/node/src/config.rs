@@ -1,10 +1,15 @@
 //! The configuration file of a replica.
 
 mod check;
+mod effect;
+mod file;
+mod reload;
 
 use crate::fabric::FabricName;
 use crate::host::HostConfig;
 use crate::policy::PolicyConfig;
+pub use effect::{Effect, KEYS};
+pub use file::ConfigFile;
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
@@ -15,6 +20,7 @@ use plover_vm::{
     Accel, AtEnd, Boot, ClockBase, DiskBus, DiskDevice, Ends, Firmware, Identity, Machine,
     QemuConfig, SystemWords, Topology,
 };
+pub use reload::{Change, Reload};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -41,6 +47,14 @@ pub enum ConfigError {
     /// The keys do not fit together.
     #[error("the configuration does not fit together: {0}")]
     Mismatch(String),
+    /// A replica that runs does not take it. The replica goes on with what it has.
+    #[error("the configuration {path} is not taken, and nothing has changed: {why}")]
+    NotTaken {
+        /// The file.
+        path: PathBuf,
+        /// Why, and what to do.
+        why: String,
+    },
 }
 
 /// A whole configuration. Doc comments of its keys are the operator's reference: docs/keys.md is made from
@@ -273,6 +287,11 @@ pub struct DiskConfig {
     /// image that does not exist is made, empty, and the leader fills it.
     #[serde(default)]
     pub size_mib: Option<u64>,
+    /// The size in MiB to which `plover disk grow` may grow the disk while the guest runs (default: it may not). With this
+    /// key the image may be larger than `size_mib`. The room costs each replica as much as an empty disk of that size
+    /// does: it is compared, but not stored. Only for `virtio` and `scsi`, and for images that are files.
+    #[serde(default)]
+    pub max_size_mib: Option<u64>,
 }
 
 /// `[net]`.
@@ -362,6 +381,14 @@ impl GroupConfig {
     }
 }
 
+impl NetConfig {
+    /// The devices that must carry frames for clients to reach the guest here.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        let devices = [Some(self.tap.clone()), self.uplink.clone()];
+        devices.into_iter().flatten().collect()
+    }
+}
+
 impl GuestConfig {
     fn identity(&self) -> Identity {
         Identity {
@@ -390,6 +417,7 @@ impl DiskConfig {
             path: self.path.clone(),
             read_only: self.readonly,
             bytes: self.size_mib.map(|mib| mib << 20),
+            bytes_max: self.max_size_mib.map(|mib| mib << 20),
             delay: std::time::Duration::ZERO,
         }
     }
@@ -397,11 +425,18 @@ impl DiskConfig {
 
 /// Reads a configuration file.
 pub fn read<C: serde::de::DeserializeOwned>(path: &Path) -> Result<C, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+    parse(path, &text(path)?)
+}
+
+fn text(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
         path: path.into(),
         source,
-    })?;
-    toml::from_str(&text).map_err(|e| ConfigError::Parse {
+    })
+}
+
+fn parse<C: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<C, ConfigError> {
+    toml::from_str(text).map_err(|e| ConfigError::Parse {
         path: path.into(),
         why: e.to_string(),
     })
@@ -410,9 +445,7 @@ pub fn read<C: serde::de::DeserializeOwned>(path: &Path) -> Result<C, ConfigErro
 impl ReplicaConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let config: Self = read(path)?;
-        config.check()?;
-        Ok(config)
+        Ok(ConfigFile::load(path)?.config)
     }
 
     /// Whether two replicas may lead at once after a cut: a group of two has no third replica to decide.

@@ -4,6 +4,7 @@
 //! line. After the answer to `{"op":"console"}` the connection is a raw byte stream; after that to `{"op":"backup_disk"}`
 //! it is served over NBD. A backup lasts as long as the connection that asked for `{"op":"backup"}`.
 
+use crate::config::ConfigFile;
 use plover_disk::{Snapshot, SnapshotLimits};
 use plover_replica::MemberOrder;
 use plover_replica::newest::DiskCopy;
@@ -54,6 +55,17 @@ pub(crate) enum Op {
         #[serde(default)]
         after: u64,
     },
+    /// Whether a disk could have so many bytes on a replica's host, by default this one's.
+    DiskRoom {
+        #[serde(default)]
+        of: Option<u8>,
+        disk: usize,
+        bytes: u64,
+    },
+    /// The leader's image of a disk is to have so many bytes, and with the next syncvm the others'. The guest is not told.
+    DiskGrow { disk: usize, bytes: u64 },
+    /// The leader's guest is to be told that a disk has so many bytes, as all images have by now.
+    DiskTell { disk: usize, bytes: u64 },
     /// The leader is to hand over to the replica with this id, or to the one that is in sync.
     Switchover {
         #[serde(default)]
@@ -84,6 +96,11 @@ pub(crate) enum Op {
         #[serde(default)]
         others: Vec<DiskCopy>,
     },
+    /// Read the configuration file again, and take what can change while the replica runs; only say so if `dry_run`.
+    Reload {
+        #[serde(default)]
+        dry_run: bool,
+    },
     /// Begin a backup of the guest's disks, as of the next sync. It lasts as long as this connection.
     Backup { keep_mib: u64, mib_per_s: u64 },
     /// Read a disk of the running backup with this number.
@@ -105,7 +122,11 @@ impl Op {
     pub fn is_for_leader(&self) -> bool {
         matches!(
             self,
-            Self::Console | Self::Switchover { .. } | Self::Member { .. }
+            Self::Console
+                | Self::Switchover { .. }
+                | Self::Member { .. }
+                | Self::DiskGrow { .. }
+                | Self::DiskTell { .. }
         ) || self.is_about_power()
     }
 
@@ -113,7 +134,13 @@ impl Op {
     pub fn may_be_sent_on(&self) -> bool {
         matches!(
             self,
-            Self::Status | Self::Logs { .. } | Self::Switchover { .. } | Self::Member { .. }
+            Self::Status
+                | Self::Logs { .. }
+                | Self::Switchover { .. }
+                | Self::Member { .. }
+                | Self::DiskRoom { .. }
+                | Self::DiskGrow { .. }
+                | Self::DiskTell { .. }
         ) || self.is_about_power()
     }
 
@@ -136,6 +163,12 @@ pub(crate) enum Request {
     /// Attach: guest console output goes to `output`, unless `reply` is an error.
     Attach {
         output: SyncSender<Vec<u8>>,
+        reply: Sender<Value>,
+    },
+    /// Take what can be taken of a configuration file that was read and is whole; nothing if `dry_run`.
+    Reload {
+        file: Box<ConfigFile>,
+        dry_run: bool,
         reply: Sender<Value>,
     },
     /// Take a snapshot of the disks at the next sync.
@@ -202,8 +235,9 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Listens in `run_dir`; connections are served by threads of their own.
-    pub fn listen(run_dir: &Path) -> io::Result<Self> {
+    /// Listens in `run_dir`; connections are served by threads of their own. `config` is the file that this replica reads
+    /// its configuration from.
+    pub fn listen(run_dir: &Path, config: &Path) -> io::Result<Self> {
         let path = run_dir.join("control.sock");
         match UnixStream::connect(&path) {
             Ok(_) => {
@@ -225,14 +259,16 @@ impl Control {
             wake,
         };
         let for_threads = handle.clone();
+        let config: Arc<Path> = config.into();
         std::thread::Builder::new()
             .name("control".into())
             .spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let handle = for_threads.clone();
+                    let config = Arc::clone(&config);
                     let served = std::thread::Builder::new()
                         .name("control-client".into())
-                        .spawn(move || serve(stream, &handle));
+                        .spawn(move || serve(stream, &handle, &config));
                     if let Err(error) = served {
                         tracing::warn!(
                             event = "control_refused",
@@ -272,7 +308,7 @@ impl Drop for Control {
     }
 }
 
-fn serve(stream: UnixStream, handle: &StopHandle) {
+fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
     let Ok(mut writer) = stream.try_clone() else {
         return;
     };
@@ -313,6 +349,7 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
                 Err(why) => json!({"error": why}),
             },
             Ok(Op::Group) => group(handle),
+            Ok(Op::Reload { dry_run }) => reload(handle, config, dry_run),
             Ok(op) => ask(handle, |reply| Request::Op { op, reply }),
             Err(error) => json!({"error": format!("not a request: {error}")}),
         };
@@ -355,6 +392,21 @@ fn snapshot(handle: &StopHandle, keep_mib: u64, mib_per_s: u64) -> Result<Taken,
              that is paused is not synced",
             SNAPSHOT_WITHIN.as_secs()
         )),
+    }
+}
+
+/// Reads the configuration, on this thread, since its disk may hang. A file that is wrong never reaches the loop.
+fn reload(handle: &StopHandle, config: &Path, dry_run: bool) -> Value {
+    match ConfigFile::load(config) {
+        Ok(file) => ask(handle, |reply| Request::Reload {
+            file: Box::new(file),
+            dry_run,
+            reply,
+        }),
+        Err(error) => {
+            let path = config.display();
+            json!({"error": format!("{path} is not taken, and nothing has changed: {error}")})
+        }
     }
 }
 
@@ -489,7 +541,7 @@ mod tests {
     #[test]
     fn a_console_gets_the_answer_and_then_the_output() {
         let dir = tempfile::tempdir().unwrap();
-        let control = Control::listen(dir.path()).unwrap();
+        let control = Control::listen(dir.path(), Path::new("/none")).unwrap();
         let mut operator = UnixStream::connect(&control.path).unwrap();
         let mut lines = BufReader::new(operator.try_clone().unwrap()).lines();
         let attach = || loop {
@@ -518,8 +570,10 @@ mod tests {
     #[test]
     fn a_second_replica_in_one_run_dir_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let control = Control::listen(dir.path()).unwrap();
-        let error = Control::listen(dir.path()).unwrap_err().to_string();
+        let control = Control::listen(dir.path(), Path::new("/none")).unwrap();
+        let error = Control::listen(dir.path(), Path::new("/none"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("run_dir"), "{error}");
         let mode = std::fs::metadata(&control.path)
             .unwrap()

@@ -85,6 +85,7 @@ mod tests {
             serial: None,
             readonly: false,
             size_mib,
+            max_size_mib: None,
         }
     }
 

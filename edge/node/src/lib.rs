@@ -85,7 +85,10 @@ mod uplink;
 pub use announce::Announcement;
 pub use background::Background;
 pub use body::{ExitReason, SPLIT_WARNING, run};
-pub use config::{ConfigError, GroupConfig, PathConfig, PeerConfig, ReplicaConfig, read};
+pub use config::{
+    Change, ConfigError, ConfigFile, Effect, GroupConfig, KEYS, PathConfig, PeerConfig, Reload,
+    ReplicaConfig, read,
+};
 pub use control::StopHandle;
 pub use fabric::{FabricName, open as open_fabric};
 pub use host::{CpuConfig, HostConfig, usable_cpus};

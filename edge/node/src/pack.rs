@@ -105,6 +105,11 @@ impl Packer {
         }
     }
 
+    /// Compresses from now on, or not any more.
+    pub fn set(&mut self, on: bool) {
+        self.on = on;
+    }
+
     /// The bytes to write in place of `record`, next on this lane.
     pub fn pack<'a>(
         &'a mut self,

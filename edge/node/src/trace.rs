@@ -29,6 +29,11 @@ impl Trace {
         })
     }
 
+    /// Writes every sync from now on, or not any more.
+    pub fn set_syncs(&mut self, syncs: bool) {
+        self.syncs = syncs;
+    }
+
     /// Whether a note belongs into the file. A sync makes several notes a millisecond, which are written
     /// only if configured.
     pub fn wants(&self, note: &Note) -> bool {

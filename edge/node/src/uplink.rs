@@ -44,6 +44,11 @@ impl Uplink {
         })
     }
 
+    /// Watches these devices from now on.
+    pub fn set(&mut self, devices: Vec<String>) {
+        self.devices = devices;
+    }
+
     /// Whether all devices carried frames when it was last looked.
     pub fn is_up(&self) -> bool {
         self.up

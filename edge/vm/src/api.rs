@@ -52,6 +52,13 @@ pub enum VmEvent {
     StateSaved(Vec<u8>),
     /// The device and CPU state is loaded.
     StateLoaded,
+    /// A disk has the size of [`crate::QemuVm::resize_disk`], and the guest was told; or QEMU's error.
+    DiskResized {
+        /// Its number in the configuration.
+        disk: usize,
+        /// Whether it was done.
+        result: Result<(), String>,
+    },
     /// The main loop runs.
     Probed,
     /// A command failed; the guest's state is unknown. Later orders are dropped.

@@ -9,10 +9,14 @@
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 
 /// The longest line that is accepted. QEMU's longest answers here are a few KiB.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
@@ -182,6 +186,36 @@ impl<T> Qmp<T> {
         self.outbox
             .extend_from_slice(command.to_string().as_bytes());
         self.outbox.push(b'\n');
+        self.flush()
+    }
+
+    /// Sends a command together with a descriptor. Nothing may wait to be sent before it.
+    pub(crate) fn send_with(
+        &mut self,
+        tag: T,
+        execute: &str,
+        arguments: &Value,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), QmpError> {
+        self.flush()?;
+        if !self.outbox.is_empty() {
+            return Err(QmpError::Stuck);
+        }
+        let command = json!({ "execute": execute, "id": self.next_id, "arguments": arguments });
+        let line = format!("{command}\n").into_bytes();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = match sendmsg(&self.socket, &[IoSlice::new(&line)], &mut control, flags) {
+            Ok(sent) => sent,
+            Err(Errno::AGAIN) => return Err(QmpError::Stuck),
+            Err(_) => return Err(QmpError::Closed),
+        };
+        self.outbox.extend_from_slice(&line[sent..]);
+        self.open.push_back((self.next_id, tag));
+        self.next_id += 1;
         self.flush()
     }
 

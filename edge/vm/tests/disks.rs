@@ -154,3 +154,54 @@ fn a_disk_that_fails_ends_the_guest() {
     }
     assert!(!guest.console.contains("went on 2"));
 }
+
+/// The guest hears of a larger disk while it runs, and uses the room.
+#[test]
+fn a_disk_grows_under_its_guest() {
+    const GROWN: u64 = 48 << 20;
+    for (machine, bus, name) in [
+        (Machine::Microvm, DiskBus::Virtio, "vda"),
+        (Machine::Q35, DiskBus::Virtio, "vda"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut disks = common::disk_that_grows(dir.path(), "a", DISK_BYTES, 2 * GROWN);
+        let mut guest = Guest::start_with(with_disk(machine, bus), Some(disks.attach().unwrap()));
+        guest.order(VmCommand::Resume);
+        guest.wait_console("plover-guest: ready");
+        // Requests are open all the time.
+        guest.type_line(&format!(
+            "while :; do dd if=/dev/urandom of=/dev/{name} bs=64k count=64 conv=notrunc,fsync; done >/dev/null 2>&1 &"
+        ));
+        guest.run_for(Duration::from_millis(200));
+        let (done, made) = std::sync::mpsc::channel();
+        let attachment = guest.vm.disks().unwrap();
+        attachment.resize(0, GROWN, move |connection| {
+            let _ = done.send(connection);
+        });
+        let connection = made.recv().unwrap().unwrap();
+        let began = std::time::Instant::now();
+        guest.vm.resize_disk(0, GROWN, connection);
+        guest.expect(VmEvent::DiskResized {
+            disk: 0,
+            result: Ok(()),
+        });
+        eprintln!(
+            "{machine}: QEMU has the new size after {:?}",
+            began.elapsed()
+        );
+        assert_eq!(guest.vm.told_sizes(), [GROWN]);
+        guest.type_line(&format!("echo sec''tors $(cat /sys/block/{name}/size)"));
+        guest.wait_console(&format!("sectors {}", GROWN / 512));
+        guest.type_line(&format!(
+            "dd if=/dev/urandom of=/tmp/r bs=4k count=32 2>/dev/null; \
+             dd if=/tmp/r of=/dev/{name} bs=4k seek=12000 oflag=direct 2>/dev/null; \
+             dd if=/dev/{name} of=/tmp/s bs=4k skip=12000 count=32 iflag=direct 2>/dev/null; \
+             cmp /tmp/r /tmp/s && echo ro''om"
+        ));
+        guest.wait_console("room");
+        // The size is a part of its state.
+        guest.order(VmCommand::Pause);
+        let state = guest.save();
+        assert_eq!(plover_vm::QemuVm::sizes_in(&state), [GROWN]);
+    }
+}

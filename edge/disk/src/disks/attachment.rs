@@ -2,6 +2,8 @@
 
 use super::blocks::Blocks;
 use super::inner::Inner;
+use crate::health::lock;
+use crate::image::Image;
 use crate::snapshot::{Snapshot, SnapshotLimits};
 use crate::worker::{DiskEvent, Work};
 use plover_types::{BlockNo, PageLayout, PageSet};
@@ -42,11 +44,10 @@ impl Attachment {
 
     /// Whether no request of the guest is under way.
     pub fn is_idle(&self) -> bool {
+        let is_empty = |end: &UnixStream| rustix::io::ioctl_fionread(end).is_ok_and(|it| it == 0);
         self.inner.busy.load(Ordering::Acquire) == 0
-            && self
-                .ours
-                .iter()
-                .all(|end| rustix::io::ioctl_fionread(end).is_ok_and(|bytes| bytes == 0))
+            && self.ours.iter().all(is_empty)
+            && lock(&self.inner.more_ends).iter().all(is_empty)
     }
 
     /// Adds the blocks that the guest has written since the last scan to `set`, as pages.
@@ -100,6 +101,32 @@ impl Attachment {
         self.begin_writing(move |blocks| taken(Snapshot::take(blocks, &dir, limits)));
     }
 
+    /// The present sizes of the disks, in bytes, in the order of the configuration; 0 for one that may not grow.
+    pub fn sizes(&self) -> Vec<u64> {
+        let size = |image: &Image| if image.may_grow { image.bytes() } else { 0 };
+        self.inner.images.iter().map(size).collect()
+    }
+
+    /// Whether the sizes of the disks may change, so that they are a part of the guest's state.
+    pub fn may_grow(&self) -> bool {
+        self.inner.images.iter().any(|image| image.may_grow)
+    }
+
+    /// Gives a disk another size, durably, after the work that was begun before, and hands QEMU's end of a new connection
+    /// to it to `done`. The guest's requests wait until then. The connection that QEMU has goes on, with the size that it
+    /// began with.
+    pub fn resize(
+        &self,
+        disk: usize,
+        bytes: u64,
+        done: impl FnOnce(Result<OwnedFd, String>) + Send + 'static,
+    ) {
+        self.begin_writing(move |blocks| {
+            let resized = blocks.inner.resize(blocks.life, disk, bytes);
+            done(resized);
+        });
+    }
+
     /// Waits until all begun work is written; for tests and checksums.
     pub fn wait_until_written(&self) {
         self.inner.wait_until_written(self.blocks.life);
@@ -114,7 +141,9 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         self.inner.end_guest();
-        for end in &self.ours {
+        // Those of disks that were resized, too.
+        let more = lock(&self.inner.more_ends).drain(..).collect::<Vec<_>>();
+        for end in self.ours.iter().chain(&more) {
             // Wakes the server's thread, which may be waiting for a request.
             let _ = end.shutdown(std::net::Shutdown::Both);
         }

@@ -7,7 +7,9 @@ use crate::image::Image;
 use crate::journal::{Batch, Journal};
 use crate::worker::DiskEvent;
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
+use rustix::fd::OwnedFd;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, TryLockError};
@@ -38,6 +40,8 @@ pub(crate) struct Inner {
     /// The first failure since this guest has the disks.
     pub(super) failure: Mutex<Option<String>>,
     pub(super) health: Arc<Health>,
+    /// Our ends of the connections to disks that were resized since this guest has the disks.
+    pub(super) more_ends: Mutex<Vec<UnixStream>>,
 }
 
 /// Unfinished work.
@@ -100,6 +104,7 @@ impl Inner {
             many_told: AtomicBool::new(false),
             failure: Mutex::new(None),
             health: Arc::clone(health),
+            more_ends: Mutex::default(),
         };
         inner.recover()?;
         Ok(inner)
@@ -145,6 +150,28 @@ impl Inner {
         }
         self.shut(|gate| gate.unsettled = 0);
         Ok(())
+    }
+
+    /// Gives a disk another size, and serves it on a new connection. Returns QEMU's end.
+    pub(super) fn resize(
+        self: &Arc<Self>,
+        life: u64,
+        disk: usize,
+        bytes: u64,
+    ) -> Result<OwnedFd, String> {
+        if !self.is_alive(life) {
+            return Err("this replica's guest was lost at this moment".into());
+        }
+        let image = &self.images[disk];
+        if image.bytes() != bytes {
+            image
+                .resize(bytes)
+                .map_err(|error| cannot("resize", image, &error))?;
+        }
+        let (ours, theirs) = super::server::start(self, disk, life)
+            .map_err(|error| cannot("serve", image, &error))?;
+        lock(&self.more_ends).push(ours);
+        Ok(theirs)
     }
 
     pub(crate) fn stage_now(

@@ -4,9 +4,11 @@ use super::MANY_BLOCKS;
 use super::inner::{Inner, cannot};
 use crate::health::lock;
 use crate::image::Image;
-use crate::nbd::Backing;
+use crate::nbd::{self, Backing};
 use crate::worker::DiskEvent;
+use rustix::fd::OwnedFd;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -16,6 +18,29 @@ pub(super) struct Server {
     pub(super) inner: Arc<Inner>,
     pub(super) image: usize,
     pub(super) life: u64,
+}
+
+/// Serves a disk on a thread of its own. Returns our end, to look at it and to end it, and QEMU's.
+pub(super) fn start(
+    inner: &Arc<Inner>,
+    image: usize,
+    life: u64,
+) -> io::Result<(UnixStream, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut stream = ours.try_clone()?;
+    let server = Server {
+        inner: Arc::clone(inner),
+        image,
+        life,
+    };
+    std::thread::Builder::new()
+        .name(format!("disk {image}"))
+        .spawn(move || {
+            if let Err(error) = nbd::serve(&mut stream, &server) {
+                tracing::debug!(image, %error, "a disk's connection ended");
+            }
+        })?;
+    Ok((ours, theirs.into()))
 }
 
 impl Server {

@@ -83,6 +83,7 @@ fn backing(read_only: bool) -> (tempfile::TempDir, Plain) {
         path,
         read_only,
         bytes: None,
+        bytes_max: None,
         delay: std::time::Duration::ZERO,
     };
     let image = Image::open(&spec, false).unwrap();

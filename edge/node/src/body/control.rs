@@ -23,6 +23,14 @@ impl Body {
                 Request::Attach { output, reply } => {
                     let _ = reply.send(self.attach(output));
                 }
+                Request::Reload {
+                    file,
+                    dry_run,
+                    reply,
+                } => {
+                    let answer = self.reload(*file, dry_run)?;
+                    let _ = reply.send(answer);
+                }
                 Request::Snapshot { limits, reply } => self.want_backup(limits, reply),
                 Request::RunningBackup { number, reply } => {
                     let _ = reply.send(self.backup.running(number));
@@ -33,9 +41,9 @@ impl Body {
                     self.ask_leader(&op, None, reply);
                 }
                 Request::Op {
-                    op: op @ Op::Logs { of: Some(of), .. },
+                    op: op @ (Op::Logs { of: Some(of), .. } | Op::DiskRoom { of: Some(of), .. }),
                     reply,
-                } if of != self.config.group.me => self.ask_for_logs(of, &op, reply),
+                } if of != self.config.group.me => self.ask_member(of, &op, reply),
                 Request::Op { op, reply } => {
                     let answer = self.carry_out(op)?;
                     let _ = reply.send(answer);
@@ -93,12 +101,18 @@ impl Body {
             Op::Console | Op::Backup { .. } | Op::BackupDisk { .. } => {
                 json!({"error": "this is a connection of its own, to a replica's own socket"})
             }
+            Op::DiskRoom { disk, bytes, .. } => self.room_for_disk(disk, bytes),
+            Op::DiskGrow { disk, bytes } => self.grow_disk(disk, bytes),
+            Op::DiskTell { disk, bytes } => self.tell_of_disk(disk, bytes),
+            Op::Reload { .. } => {
+                json!({"error": "a replica reads its file on its own host: run this there"})
+            }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
     }
 
-    /// Another replica is asked for its log.
-    fn ask_for_logs(&mut self, of: u8, op: &Op, reply: Sender<Value>) {
+    /// Another replica is asked for something that it alone knows.
+    fn ask_member(&mut self, of: u8, op: &Op, reply: Sender<Value>) {
         let members = self.replica.members();
         if members.contains(ReplicaId(of)) {
             return self.ask(ReplicaId(of), op, None, reply);
@@ -309,6 +323,8 @@ impl Body {
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();
         answer["reaches_clients"] = self.uplink.is_up().into();
+        answer["disks"] = self.disk_sizes();
+        answer["waiting_keys"] = self.waiting_keys.clone().into();
         answer["inputs"] = self.inputs.into();
         let damaged = self.fabric.as_ref().map(|fabric| fabric.stats().damaged);
         answer["links_cut"] = damaged.unwrap_or_default().into();

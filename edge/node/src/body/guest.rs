@@ -61,6 +61,10 @@ impl Body {
                 VmEvent::StateSaved(state) => Event::StateSaved(state),
                 VmEvent::StateLoaded => Event::StateLoaded,
                 VmEvent::Probed => Event::Probed,
+                VmEvent::DiskResized { disk, result } => match self.disk_resized(disk, result) {
+                    Some(event) => event,
+                    None => continue,
+                },
                 VmEvent::Failed { command, error } => {
                     self.guest_is_gone(format!("QEMU refused {command}: {error}"))
                 }
@@ -143,6 +147,7 @@ impl Body {
 
     /// Ends the guest that runs here, if one does.
     pub(super) fn leave_guest(&mut self) {
+        self.resizing.forget();
         if let Some(vm) = self.vm.take() {
             vm.leave();
         }
@@ -188,6 +193,13 @@ impl Body {
     }
 
     pub(super) fn order_now(&mut self, command: VmCommand) {
+        let command = match command {
+            VmCommand::LoadState(state) => match self.resize_before(state) {
+                Some(state) => VmCommand::LoadState(state),
+                None => return,
+            },
+            other => other,
+        };
         if let Some(vm) = &mut self.vm {
             vm.command(command);
             // Some orders are answered at once.

@@ -12,6 +12,8 @@ mod memory;
 mod open;
 mod printed;
 mod relay;
+mod reload;
+mod resize;
 mod sources;
 mod waiting;
 mod work;
@@ -21,12 +23,13 @@ use self::backup::Backup;
 use self::failover::Failover;
 use self::printed::Printed;
 use self::relay::Relay;
+use self::resize::Resizing;
 use self::waiting::Waiting;
 use self::work::Work;
 use crate::announce::Announcement;
 use crate::background::Background;
 use crate::clock;
-use crate::config::ReplicaConfig;
+use crate::config::{ConfigFile, ReplicaConfig};
 use crate::control::{Control, StopHandle};
 use crate::death::{Reporter, Reports, SentOn};
 use crate::histogram::Histogram;
@@ -84,12 +87,12 @@ pub enum ExitReason {
 /// The TAP, the address to listen on or the state directory cannot be used; or the disk failed while
 /// running, so that the replica can keep no promise.
 pub fn run(
-    config: ReplicaConfig,
+    file: ConfigFile,
     process: ThisProcess,
     log: RecentLog,
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
-    let mut body = Body::open(config, process, log)?;
+    let mut body = Body::open(file, process, log)?;
     if body.config.can_split() {
         tracing::warn!(event = "can_split", "this group can split: {SPLIT_WARNING}");
     }
@@ -100,6 +103,10 @@ pub fn run(
 
 struct Body {
     config: ReplicaConfig,
+    /// The file that `config` was read from, with the changes that were taken since.
+    file: ConfigFile,
+    /// The keys of the file as it was last read whose changes wait for a restart.
+    waiting_keys: Vec<String>,
     qemu: QemuConfig,
     /// The guest's page numbers: RAM, then blocks of disks.
     layout: PageLayout,
@@ -162,6 +169,7 @@ struct Body {
     failover: Failover,
     relay: Relay,
     backup: Backup,
+    resizing: Resizing,
     keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,
     /// Names this process.

@@ -5,11 +5,12 @@ use super::backup::Backup;
 use super::failover::Failover;
 use super::printed::Printed;
 use super::relay::Relay;
+use super::resize::Resizing;
 use super::waiting::Waiting;
 use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
 use crate::announce::Announcement;
 use crate::background::Background;
-use crate::config::ReplicaConfig;
+use crate::config::ConfigFile;
 use crate::control::Control;
 use crate::death::{Reporter, Reports, SentOn};
 use crate::histogram::Histogram;
@@ -31,10 +32,11 @@ use std::collections::VecDeque;
 
 impl Body {
     pub(super) fn open(
-        config: ReplicaConfig,
+        file: ConfigFile,
         process: ThisProcess,
         log: RecentLog,
     ) -> Result<Self, BoxError> {
+        let config = file.config.clone();
         let qemu = config.qemu();
         // Before this replica has peers who wait for it: the first call tries KVM.
         choose_accel(&qemu);
@@ -43,10 +45,9 @@ impl Body {
         let run_dir = &config.paths.run_dir;
         private::folder("paths.run_dir", run_dir)?;
         private::folder("paths.state_dir", &config.paths.state_dir)?;
-        let control = Control::listen(run_dir)
+        let control = Control::listen(run_dir, &file.path)
             .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
-        let devices = [Some(config.net.tap.clone()), config.net.uplink.clone()];
-        let uplink = Uplink::watch(devices.into_iter().flatten().collect())
+        let uplink = Uplink::watch(config.net.devices())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
         let newest = config.group.newest_version();
@@ -148,6 +149,7 @@ impl Body {
             failover: Failover::default(),
             relay: Relay::default(),
             backup: Backup::default(),
+            resizing: Resizing::default(),
             keys,
             reporter,
             number: process.number,
@@ -160,6 +162,8 @@ impl Body {
             outputs_left: false,
             fabric_due: Micros::ZERO,
             config,
+            file,
+            waiting_keys: Vec::new(),
         })
     }
 }

@@ -138,6 +138,7 @@ impl Body {
             self.apply(event)?;
         }
         if has_worked {
+            self.take_resized()?;
             self.take_answers()?;
         }
         Ok(())

@@ -66,6 +66,12 @@ impl ReplicaConfig {
                     .into(),
             );
         }
+        if let Some(disk) = self.disk.iter().find(|disk| disk.cannot_grow()) {
+            return mismatch(format!(
+                "disk.max_size_mib of {} goes with bus = \"virtio\" or \"scsi\", without readonly, and is at least size_mib",
+                disk.path.display()
+            ));
+        }
         let misplaced =
             |disk: &&DiskConfig| disk.raw.is_some() && Format::of_name(&disk.path).is_none();
         if let Some(disk) = self.disk.iter().find(misplaced) {
@@ -76,6 +82,15 @@ impl ReplicaConfig {
             ));
         }
         Ok(())
+    }
+}
+
+impl DiskConfig {
+    /// Whether it has a `max_size_mib` that cannot be kept.
+    fn cannot_grow(&self) -> bool {
+        let hears = self.bus != plover_vm::DiskBus::Ide && !self.readonly;
+        self.max_size_mib
+            .is_some_and(|max| !hears || self.size_mib.is_some_and(|size| size > max))
     }
 }
 
@@ -254,6 +269,16 @@ mod tests {
                 "[net]",
                 "[[disk]]\npath = '/d.raw'\nraw = '/e'\n[net]",
                 "imported",
+            ),
+            (
+                "[net]",
+                "[[disk]]\npath = '/d'\nsize_mib = 8\nmax_size_mib = 7\n[net]",
+                "max_size_mib",
+            ),
+            (
+                "[net]",
+                "[[disk]]\npath = '/d'\nreadonly = true\nmax_size_mib = 7\n[net]",
+                "max_size_mib",
             ),
             ("kernel =", "initrd =", "go with guest.kernel"),
             (

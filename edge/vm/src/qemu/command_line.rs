@@ -3,6 +3,7 @@
 //! A comment says why each unusual option is there. Together they are the conditions under which saved
 //! device state loads into a guest that has run.
 
+use super::disks::connection;
 use crate::{Accel, AtEnd, Boot, ClockBase, DiskBus, Firmware, Machine, QemuConfig};
 use std::ffi::OsString;
 
@@ -164,8 +165,17 @@ fn disks(line: &mut Line, config: &QemuConfig, fds: &[i32]) {
         line.option(
             "-blockdev",
             format!(
-                "driver=nbd,node-name=disk{i},server.type=fd,server.str={fd},\
-                 read-only={read_only},discard=unmap"
+                "driver=nbd,node-name={},server.type=fd,server.str={fd},\
+                 read-only={read_only},discard=unmap",
+                connection(i, 0)
+            ),
+        );
+        // A node above the connection, so that another connection can take its place (`disks`).
+        line.option(
+            "-blockdev",
+            format!(
+                "driver=raw,node-name=disk{i},file={},read-only={read_only},discard=unmap",
+                connection(i, 0)
             ),
         );
         let device = match disk.bus {
@@ -384,7 +394,7 @@ mod tests {
             for text in expected {
                 assert!(line.contains(text), "{text}: {line}");
             }
-            assert!(line.contains("node-name=disk1,server.type=fd,server.str=21,read-only=on"));
+            assert!(line.contains("node-name=disk1-0,server.type=fd,server.str=21,read-only=on"));
             assert!(
                 line.contains("drive=disk0,serial=plover-0,werror=stop,rerror=stop,bootindex=0")
             );

@@ -86,6 +86,8 @@ impl QemuVm {
         let since = Some(stopped_at).filter(known).unwrap_or_else(monotonic);
         self.loads.stands_since = life.stood.map(|_| since);
         self.loads.life = life;
+        // The caller has given the disks these sizes.
+        super::disks::take_sizes(&mut bytes);
         let (bytes, serial) = with_serial_queue(bytes);
         if let Err(error) = self.state_file.write(&bytes) {
             self.orders.closed(Purpose::Load);

@@ -35,6 +35,7 @@
 //! guest runs on a wrong state.
 
 mod command_line;
+mod disks;
 pub(crate) mod links;
 mod load;
 mod methods;
@@ -55,6 +56,7 @@ use crate::ram::Ram;
 use crate::regions::Regions;
 use crate::thread_state::ThreadState;
 use crate::{Accel, QemuConfig, VmEvent};
+use disks::Sizes;
 use links::{AgentLink, OrderLink};
 use load::Loads;
 use orders::{Orders, Purpose};
@@ -105,6 +107,8 @@ pub struct QemuVm {
     process: Process,
     ram: Ram,
     disks: Option<Attachment>,
+    /// The sizes that QEMU knows of.
+    sizes: Sizes,
     state_file: StateFile,
     nic: Nic,
     console: Console,

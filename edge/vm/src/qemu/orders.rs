@@ -28,6 +28,8 @@ pub(super) enum Purpose {
     Stand,
     /// The guest is stopped for a hard reset; the replica takes it to run on.
     StopForReset,
+    /// A step of giving this disk another size.
+    Resize(usize, &'static str),
     /// To learn whether the main loop runs.
     Probe,
     /// To learn why the guest stopped without an order.
@@ -281,8 +283,12 @@ impl QemuVm {
             (Purpose::Resume, Ok(_)) => self.events.push_back(VmEvent::Resumed),
             (Purpose::Resume | Purpose::Boot, Err(error)) => self.failed("resume", &error),
             (Purpose::Boot | Purpose::Stand, Ok(_)) => {}
+            (Purpose::Resize(disk, step), result) => {
+                return self.resize_step_ended(disk, step, result.err());
+            }
             (Purpose::Save, Ok(_)) => match self.state_file.read() {
                 Ok(mut state) => {
+                    self.append_sizes(&mut state);
                     self.life().append_to(&mut state);
                     self.events.push_back(VmEvent::StateSaved(state));
                 }

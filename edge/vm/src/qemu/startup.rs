@@ -1,5 +1,6 @@
 //! From starting the process to a guest that takes orders.
 
+use super::disks::Sizes;
 use super::links::{AgentLink, Answer, OrderLink};
 use super::process::{self, Ends, Process};
 use super::{AGENT, CONSOLE, NIC, ORDERS, PROCESS, QMP, STDERR, WAKE};
@@ -52,6 +53,8 @@ impl QemuVm {
             disks: disks.as_ref(),
         };
         let loads = Loads::new(regions.layout().pages());
+        // QEMU hears these sizes when it connects; nothing changes them before.
+        let sizes = Sizes::new(disks.as_ref().map(Attachment::sizes).unwrap_or_default());
         let state_file = StateFile::new()?;
         let nic = Nic::new(FEED_FRAMES_MAX)?;
         let console = Console::new()?;
@@ -117,6 +120,7 @@ impl QemuVm {
             direct: false,
             tracker: None,
             epoll,
+            sizes,
             phase: Phase::Hello,
             heard: Heard::default(),
             orders: Orders::new(),

@@ -62,10 +62,20 @@ pub fn linux(machine: Machine, vcpus: u32) -> QemuConfig {
 
 /// One writable disk of `bytes` in `dir`, which is made unless it is there.
 pub fn disk(dir: &Path, name: &str, bytes: u64) -> Disks {
+    open(dir, name, bytes, None)
+}
+
+/// The same; it may grow to `bytes_max`.
+pub fn disk_that_grows(dir: &Path, name: &str, bytes: u64, bytes_max: u64) -> Disks {
+    open(dir, name, bytes, Some(bytes_max))
+}
+
+fn open(dir: &Path, name: &str, bytes: u64, bytes_max: Option<u64>) -> Disks {
     let spec = DiskSpec {
         path: dir.join(name),
         read_only: false,
         bytes: Some(bytes),
+        bytes_max,
         delay: Duration::ZERO,
     };
     Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()

@@ -5,6 +5,7 @@
 
 use crate::source::Source;
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use syn::{
     Attribute, Expr, ExprLit, Field, Fields, GenericArgument, ItemEnum, ItemStruct, Lit, Meta,
@@ -19,6 +20,15 @@ const HEAD: &str = "# Every configuration key
 This page is made from the types that read the configuration; `./x verify` checks that it is current. A replica refuses
 keys that are not here. The file is TOML: `plover replica --config FILE`.
 
+The column *change* says when a change of the key takes effect ([Change the configuration](operate.md#change-the-configuration)):
+
+| change | takes effect |
+|---|---|
+| `now` | at once, by `plover reload` on this host |
+| `restart` | when this host's service is started again, one host after the other |
+| `group` | when the services of all hosts have been stopped and are started with it. It must be the same on all of them, and the guest boots anew |
+| `never` | never: the replica with its state directory is bound to it |
+
 ";
 
 /// A table of the configuration.
@@ -30,6 +40,8 @@ struct Table {
     many: bool,
     /// The doc comment of the key that holds it.
     about: String,
+    /// Its keys that have an effect.
+    keys: Vec<String>,
 }
 
 /// A type as a reader of a configuration sees it.
@@ -47,27 +59,42 @@ pub(crate) fn page(source: &Source) -> Result<String> {
         name: ROOT.to_owned(),
         many: false,
         about: String::new(),
+        keys: Vec::new(),
     }];
     let mut next = 0;
     while next < tables.len() {
         let mut below = Vec::new();
-        page.push_str(&section(source, &tables[next], &mut below)?);
+        let (text, keys) = section(source, &tables[next], &mut below)?;
+        page.push_str(&text);
+        tables[next].keys = keys;
         next += 1;
         // Depth first, so that a table stands behind its parent.
         tables.splice(next..next, below);
+    }
+    let read: BTreeSet<&String> = tables.iter().flat_map(|table| &table.keys).collect();
+    if let Some(key) = source.effects.keys().find(|key| !read.contains(key)) {
+        bail!("{key} has an effect, and is no key");
     }
     page.truncate(page.trim_end().len());
     page.push('\n');
     Ok(page)
 }
 
-/// A table's heading, purpose and keys. The tables in it are added to `below`.
-fn section(source: &Source, table: &Table, below: &mut Vec<Table>) -> Result<String> {
+/// A table's heading, purpose and keys, and the names of those that have an effect. The tables in it are added to `below`.
+fn section(
+    source: &Source,
+    table: &Table,
+    below: &mut Vec<Table>,
+) -> Result<(String, Vec<String>)> {
     let fields = source.structs.get(&table.name);
     let fields = fields.with_context(|| format!("there is no struct {}", table.name))?;
-    let rows = rows(source, fields, &table.path, below)?;
+    let mut keys = Vec::new();
+    let rows = rows(source, fields, &table.path, below, &mut keys)?;
+    if table.many {
+        keys.push(table.path.clone());
+    }
     if table.path.is_empty() {
-        return Ok(rows);
+        return Ok((rows, keys));
     }
     let (open, close) = if table.many { ("[[", "]]") } else { ("[", "]") };
     let mut text = format!("## `{open}{}{close}`\n\n", table.path);
@@ -78,10 +105,10 @@ fn section(source: &Source, table: &Table, below: &mut Vec<Table>) -> Result<Str
         }
     }
     if !rows.is_empty() {
-        let head = "| key | type | default | meaning |\n|---|---|---|---|\n";
+        let head = "| key | type | default | change | meaning |\n|---|---|---|---|---|\n";
         let _ = writeln!(text, "{head}{rows}");
     }
-    Ok(text)
+    Ok((text, keys))
 }
 
 /// A comment such as "`[host]`: which CPUs …" without the name that it begins with.
@@ -97,7 +124,13 @@ fn without_name(about: &str) -> String {
     first.unwrap_or_default() + letters.as_str()
 }
 
-fn rows(source: &Source, table: &ItemStruct, path: &str, below: &mut Vec<Table>) -> Result<String> {
+fn rows(
+    source: &Source,
+    table: &ItemStruct,
+    path: &str,
+    below: &mut Vec<Table>,
+    keys: &mut Vec<String>,
+) -> Result<String> {
     let all_default = serde_of(&table.attrs).contains("default");
     let mut rows = String::new();
     for field in &table.fields {
@@ -122,6 +155,7 @@ fn rows(source: &Source, table: &ItemStruct, path: &str, below: &mut Vec<Table>)
                 name,
                 many,
                 about,
+                keys: Vec::new(),
             }),
             Kind::Value(kind, choices) => {
                 let (about, told) = without_default(&about);
@@ -142,7 +176,18 @@ fn rows(source: &Source, table: &ItemStruct, path: &str, below: &mut Vec<Table>)
                 };
                 let choices = choices.map_or_else(String::new, |choices| format!(" {choices}"));
                 let text = format!("{about}{choices}").replace('|', "\\|");
-                let _ = writeln!(rows, "| `{key}` | {kind} | {default} | {text} |");
+                let effect = source.effects.get(&full);
+                let effect = effect.with_context(|| {
+                    format!(
+                        "{} is not in plover_node::KEYS: when does a change take effect?",
+                        describe()
+                    )
+                })?;
+                let _ = writeln!(
+                    rows,
+                    "| `{key}` | {kind} | {default} | `{effect}` | {text} |"
+                );
+                keys.push(full.clone());
             }
         }
     }
@@ -340,6 +385,22 @@ fn without_default(text: &str) -> (String, Option<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Without one for a key, the page is not made.
+    #[test]
+    fn every_key_has_an_effect() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        std::env::set_current_dir(root).unwrap();
+        let mut source = Source::read().unwrap();
+        page(&source).unwrap();
+        let effect = source.effects.remove("net.tap").unwrap();
+        let error = format!("{:#}", page(&source).unwrap_err());
+        assert!(error.contains("net.tap"), "{error}");
+        source.effects.insert("net.tap".into(), effect.clone());
+        source.effects.insert("net.tpa".into(), effect);
+        let error = format!("{:#}", page(&source).unwrap_err());
+        assert!(error.contains("net.tpa"), "{error}");
+    }
 
     #[test]
     fn a_default_is_taken_out_of_the_text() {

@@ -137,9 +137,7 @@ mod tests {
     fn names_of_metrics_are_not_taken_for_tests() {
         let source = Source {
             texts: Default::default(),
-            structs: Default::default(),
-            enums: Default::default(),
-            functions: Default::default(),
+            ..Source::default()
         };
         assert_eq!(missing("plover_a_b_c_total", &source), None);
         assert!(missing("a_test_that_is_gone", &source).is_some());

@@ -3,12 +3,13 @@
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
-use syn::{Item, ItemEnum, ItemFn, ItemStruct};
+use syn::{Expr, ExprLit, Item, ItemEnum, ItemFn, ItemStruct, Lit};
 
 /// The folders with sources.
 pub(crate) const ROOMS: [&str; 6] = ["core", "edge", "app", "proof", "xtask", "guests"];
 
 /// Every source of the repository.
+#[derive(Default)]
 pub(crate) struct Source {
     /// By path.
     pub texts: BTreeMap<String, String>,
@@ -16,16 +17,16 @@ pub(crate) struct Source {
     pub structs: BTreeMap<String, ItemStruct>,
     pub enums: BTreeMap<String, ItemEnum>,
     pub functions: BTreeMap<String, ItemFn>,
+    /// When a change of a key takes effect, by key.
+    pub effects: BTreeMap<String, String>,
 }
+
+/// The file with the table of effects.
+const EFFECTS: &str = "edge/node/src/config/effect.rs";
 
 impl Source {
     pub(crate) fn read() -> Result<Self> {
-        let mut source = Self {
-            texts: BTreeMap::new(),
-            structs: BTreeMap::new(),
-            enums: BTreeMap::new(),
-            functions: BTreeMap::new(),
-        };
+        let mut source = Self::default();
         for room in ROOMS {
             for path in files(room, "")? {
                 // Fonts and images are not text, and are skipped.
@@ -35,6 +36,7 @@ impl Source {
             }
         }
         source.read_configuration()?;
+        source.effects = effects(source.texts.get(EFFECTS).context("no table of effects")?)?;
         Ok(source)
     }
 
@@ -62,6 +64,45 @@ impl Source {
             }
         }
         Ok(())
+    }
+}
+
+/// The effect of each key, by the constant `KEYS` in `text`: a list of pairs, each an effect and its keys.
+fn effects(text: &str) -> Result<BTreeMap<String, String>> {
+    let file = syn::parse_file(text).with_context(|| format!("cannot parse {EFFECTS}"))?;
+    let table = file.items.into_iter().find_map(|item| match item {
+        Item::Const(it) if it.ident == "KEYS" => Some(*it.expr),
+        _ => None,
+    });
+    let mut effects = BTreeMap::new();
+    for pair in parts(&table.context("no constant KEYS")?) {
+        let Expr::Tuple(pair) = pair else { continue };
+        let (Some(Expr::Path(effect)), Some(keys)) = (pair.elems.first(), pair.elems.get(1)) else {
+            continue;
+        };
+        let effect = effect
+            .path
+            .segments
+            .last()
+            .context("an effect without a name")?;
+        for key in parts(keys) {
+            if let Expr::Lit(ExprLit {
+                lit: Lit::Str(key), ..
+            }) = key
+            {
+                effects.insert(key.value(), effect.ident.to_string().to_lowercase());
+            }
+        }
+    }
+    Ok(effects)
+}
+
+/// The parts of `&[…]`.
+fn parts(list: &Expr) -> Vec<&Expr> {
+    match list {
+        Expr::Reference(it) => parts(&it.expr),
+        Expr::Array(it) => it.elems.iter().collect(),
+        _ => Vec::new(),
     }
 }
 

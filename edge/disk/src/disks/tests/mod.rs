@@ -1,9 +1,11 @@
 //! Copies of disks after a crash of their host, at every point of a sync.
 
 mod faults;
+mod resize;
 mod slow;
 mod snapshot;
 
+use super::server::Server;
 use super::*;
 use crate::nbd::Backing;
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, PageLayout, PageSet};
@@ -28,6 +30,7 @@ impl Scratch {
             path: self.dir.path().join(name),
             read_only,
             bytes: (!read_only).then_some(u64::from(blocks) * DISK_BLOCK_BYTES as u64),
+            bytes_max: None,
             delay: Duration::ZERO,
         };
         let cd = self.dir.path().join("cd");
@@ -267,6 +270,7 @@ fn files_that_are_no_images_are_refused() {
             path: path.clone(),
             read_only: false,
             bytes,
+            bytes_max: None,
             delay: Duration::ZERO,
         };
         Disks::open(&[spec], &journal).map(|_| ())

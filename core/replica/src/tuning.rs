@@ -1,0 +1,153 @@
+//! The part of the configuration that an operator may change while the replica runs ([`crate::Event::Tuned`]).
+//!
+//! No promise rests on these values. Each one decides when something is done: when a slot ends, how long a hypervisor
+//! may be silent, how fast a copy is. Replicas of one group may differ in them, as they do while an operator changes
+//! one host after the other. The timeouts of consensus are not among them, because the lease rests on them
+//! (docs/decisions/0053).
+
+use crate::api::Config;
+use crate::context::Context;
+use plover_policy::{MatchConfig, SlotConfig, UnprotectedOutput};
+use plover_types::Micros;
+
+/// Values of [`Config`] that may change while a replica runs; see the fields of the same names there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// How long this side's hypervisor may leave an order unanswered.
+    pub hypervisor_timeout: Micros,
+    /// The slot's bounds.
+    pub slot: SlotConfig,
+    /// The bounds of a slot whose outputs are compared.
+    pub matching: MatchConfig,
+    /// Whether outputs go out while the leader is solo.
+    pub unprotected_output: UnprotectedOutput,
+    /// Bytes a second that a secondary sends to keep a witness warm, at most.
+    pub warm_bytes_per_s: u64,
+    /// Whether only the differing subpages of divergent pages are sent.
+    pub subpages: bool,
+    /// Frames that may wait to be fed.
+    pub input_frames_max: usize,
+}
+
+impl Config {
+    /// The part of this configuration that may change while the replica runs.
+    pub fn tuning(&self) -> Tuning {
+        Tuning {
+            hypervisor_timeout: self.hypervisor_timeout,
+            slot: self.slot,
+            matching: self.matching,
+            unprotected_output: self.unprotected_output,
+            warm_bytes_per_s: self.warm_bytes_per_s,
+            subpages: self.subpages,
+            input_frames_max: self.input_frames_max,
+        }
+    }
+
+    fn tune(&mut self, to: Tuning) {
+        self.hypervisor_timeout = to.hypervisor_timeout;
+        self.slot = to.slot;
+        self.matching = to.matching;
+        self.unprotected_output = to.unprotected_output;
+        self.warm_bytes_per_s = to.warm_bytes_per_s;
+        self.subpages = to.subpages;
+        self.input_frames_max = to.input_frames_max;
+    }
+}
+
+impl Context {
+    /// Takes other values from now on. The rules keep what they have learnt.
+    pub fn tune(&mut self, to: Tuning) {
+        self.config.tune(to);
+        let wait_max = self.config.policy.sync.wait_max(&to.slot);
+        self.rules.slot.set(to.slot);
+        self.rules.wait.set_max(wait_max);
+        self.rules.matching.set(to.matching);
+        self.guest.activity.set_threshold(to.slot.idle_threshold);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Action, Event};
+    use crate::replica::Replica;
+    use crate::testing;
+    use plover_policy::{DEFAULT, Policy, Preset};
+    use plover_types::Frame;
+
+    fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        replica.apply(now, event, &mut out);
+        out
+    }
+
+    fn tuned(replica: &Replica, change: impl FnOnce(&mut Tuning)) -> Event {
+        let mut tuning = replica.cx.config.tuning();
+        change(&mut tuning);
+        Event::Tuned(Box::new(tuning))
+    }
+
+    fn pauses(out: &[Action]) -> bool {
+        out.iter().any(|action| matches!(action, Action::Pause))
+    }
+
+    /// The running slot ends by the new bound, not only the next one.
+    #[test]
+    fn a_shorter_slot_holds_at_once() {
+        let policy = Policy {
+            sync: plover_policy::SyncWhen::Idle,
+            ..Preset::find("vsmr").unwrap().policy
+        };
+        let now = Micros::from_ms(60);
+        let mut replica = testing::leader(policy, true);
+        assert!(!pauses(&apply(&mut replica, now, Event::Tick)), "500 ms");
+        let event = tuned(&replica, |it| it.slot.quiet_max = Micros::from_ms(50));
+        let out = apply(&mut replica, now, event);
+        let begins = |action: &Action| matches!(action, Action::PersistEntries { .. });
+        assert!(out.iter().any(begins), "the entry of a syncvm: {out:?}");
+    }
+
+    #[test]
+    fn outputs_are_held_and_let_go_while_solo() {
+        let mut replica = testing::leader(DEFAULT.policy, false);
+        let hold = tuned(&replica, |it| {
+            it.unprotected_output = UnprotectedOutput::Hold;
+        });
+        apply(&mut replica, Micros(2), hold);
+        apply(
+            &mut replica,
+            Micros(3),
+            Event::Outputs(vec![Frame(vec![7])]),
+        );
+        assert_eq!(replica.cx.outputs.guard.len(), 1, "held");
+        let release = tuned(&replica, |it| {
+            it.unprotected_output = UnprotectedOutput::Release;
+        });
+        apply(&mut replica, Micros(4), release);
+        assert!(replica.cx.outputs.guard.is_empty(), "cleared to leave");
+    }
+
+    #[test]
+    fn all_values_arrive_where_they_are_used() {
+        let mut replica = testing::leader(DEFAULT.policy, true);
+        let before = replica.cx.config.tuning();
+        let after = Tuning {
+            hypervisor_timeout: Micros(1),
+            slot: SlotConfig {
+                idle_threshold: Micros(700),
+                slot_min: Micros(3),
+                slot_max: Micros(3),
+                ..before.slot
+            },
+            warm_bytes_per_s: 5,
+            subpages: !before.subpages,
+            input_frames_max: 9,
+            ..before
+        };
+        apply(&mut replica, Micros(2), Event::Tuned(Box::new(after)));
+        assert_eq!(replica.cx.config.tuning(), after);
+        let status = replica.status();
+        assert_eq!(status.idle_threshold, Micros(700));
+        assert_eq!(status.slot_longest, Micros(3));
+    }
+}
