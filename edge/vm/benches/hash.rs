@@ -10,13 +10,16 @@
 //! ```
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use plover_types::{HashKey, PAGE_BYTES, SplitMix64};
-use plover_vm::PageHasher;
+use plover_types::{HashKey, PAGE_BYTES, PageNo, SplitMix64};
+use plover_vm::{PageHasher, hash_subpages};
 use std::hint::black_box;
 
 /// Pages of each span. The larger one is 256 MiB: more than any last-level cache that one core of a
 /// common server can use.
 const SPANS: [(&str, usize); 2] = [("from memory", 1 << 16), ("from the cache", 4)];
+
+/// Divergent pages of a sync whose subpages are hashed under one key.
+const SUBPAGES_OF: u32 = 64;
 
 fn hash(criterion: &mut Criterion) {
     let key = [7; 32];
@@ -44,6 +47,33 @@ fn hash(criterion: &mut Criterion) {
                 });
             });
         }
+    }
+    group.finish();
+    let mut group = criterion.benchmark_group("expand a key");
+    for (function, key) in [
+        ("universal", HashKey::Universal(key)),
+        ("XXH3", HashKey::Xxh3(key)),
+    ] {
+        group.bench_function(function, |bencher| {
+            bencher.iter(|| PageHasher::new(black_box(&key)));
+        });
+    }
+    group.finish();
+    let mut group = criterion.benchmark_group("hash the subpages of a page");
+    for (function, key) in [
+        ("universal", HashKey::Universal(key)),
+        ("XXH3", HashKey::Xxh3(key)),
+    ] {
+        let pages: Vec<PageNo> = (0..SUBPAGES_OF).map(PageNo).collect();
+        group.throughput(Throughput::Elements(pages.len() as u64));
+        group.bench_function(function, |bencher| {
+            let mut hashes = Vec::new();
+            bencher.iter(|| {
+                hashes.clear();
+                let read = |page: PageNo, to: &mut [u8]| to.fill(page.0 as u8);
+                hash_subpages(read, black_box(&key), &pages, &mut hashes);
+            });
+        });
     }
     group.finish();
 }

@@ -24,14 +24,45 @@ const SUBPAGE_WORDS: usize = SUBPAGE_BYTES / WORD_BYTES;
 
 /// Words that NH makes of a page.
 const NH_WORDS: usize = 4;
+/// Its keys, with those of the shift.
+const NH_KEYS: usize = PAGE_WORDS + 2;
+
+/// Bytes that a key is expanded to, from which keys of words are taken one after the other.
+struct Expanded {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Expanded {
+    /// All at once: BLAKE3 makes 64 bytes at a time, and drops what is not taken of them.
+    fn new(purpose: &str, key: &[u8; 32], bytes: usize) -> Self {
+        let mut expanded = vec![0; bytes];
+        let mut hasher = blake3::Hasher::new_derive_key(purpose);
+        hasher.update(key).finalize_xof().fill(&mut expanded);
+        Self {
+            bytes: expanded,
+            taken: 0,
+        }
+    }
+
+    fn take<const BYTES: usize>(&mut self) -> [u8; BYTES] {
+        let rest = &self.bytes[self.taken..];
+        self.taken += BYTES;
+        *rest
+            .first_chunk()
+            .expect("as many bytes as the keys of words have")
+    }
+}
 
 /// The words' keys, and the one that is added.
 struct Multilinear<const WORDS: usize>([u128; WORDS], u128);
 
 impl<const WORDS: usize> Multilinear<WORDS> {
-    fn new(keys: &mut blake3::OutputReader) -> Self {
-        let draw = |keys: &mut blake3::OutputReader| u128::from_le_bytes(drawn(keys));
-        Self(std::array::from_fn(|_| draw(keys)), draw(keys))
+    const KEY_BYTES: usize = size_of::<Self>();
+
+    fn new(keys: &mut Expanded) -> Self {
+        let mut next = || u128::from_le_bytes(keys.take());
+        Self(std::array::from_fn(|_| next()), next())
     }
 
     fn hash(&self, words: impl Iterator<Item = u64>) -> u64 {
@@ -44,21 +75,18 @@ impl<const WORDS: usize> Multilinear<WORDS> {
 
 /// Hashes pages.
 pub(super) struct Pages {
-    nh: Box<[u64; PAGE_WORDS + 2]>,
+    nh: Box<[u64; NH_KEYS]>,
     lower: Multilinear<NH_WORDS>,
     upper: Multilinear<NH_WORDS>,
 }
 
 impl Pages {
-    /// Draws 4 KiB of keys, which takes ten times as long as hashing a page.
+    /// Expands the key to 4 KiB, which takes some times as long as hashing a page.
     pub fn new(key: &[u8; 32]) -> Self {
-        let mut keys = blake3::Hasher::new_derive_key("plover 2026 page hash: NH, multilinear")
-            .update(key)
-            .finalize_xof();
+        let bytes = NH_KEYS * WORD_BYTES + 2 * Multilinear::<NH_WORDS>::KEY_BYTES;
+        let mut keys = Expanded::new("plover 2026 page hash: NH, multilinear", key, bytes);
         Self {
-            nh: Box::new(std::array::from_fn(|_| {
-                u64::from_le_bytes(drawn(&mut keys))
-            })),
+            nh: Box::new(std::array::from_fn(|_| u64::from_le_bytes(keys.take()))),
             lower: Multilinear::new(&mut keys),
             upper: Multilinear::new(&mut keys),
         }
@@ -83,9 +111,8 @@ pub(super) struct Subpages(Multilinear<SUBPAGE_WORDS>);
 
 impl Subpages {
     pub fn new(key: &[u8; 32]) -> Self {
-        let mut keys = blake3::Hasher::new_derive_key("plover 2026 subpage hash: multilinear")
-            .update(key)
-            .finalize_xof();
+        let bytes = Multilinear::<SUBPAGE_WORDS>::KEY_BYTES;
+        let mut keys = Expanded::new("plover 2026 subpage hash: multilinear", key, bytes);
         Self(Multilinear::new(&mut keys))
     }
 
@@ -103,12 +130,6 @@ fn product(a: u64, b: u64, key_of_a: u64, key_of_b: u64) -> u128 {
 /// The first word of `bytes`.
 fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..WORD_BYTES].try_into().expect("eight bytes"))
-}
-
-fn drawn<const BYTES: usize>(keys: &mut blake3::OutputReader) -> [u8; BYTES] {
-    let mut bytes = [0; BYTES];
-    keys.fill(&mut bytes);
-    bytes
 }
 
 #[cfg(test)]
