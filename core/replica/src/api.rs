@@ -14,8 +14,8 @@ use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
 use plover_types::wire::Versions;
 use plover_types::{
-    DeviceState, Digest, Frame, Incarnation, Index, Lane, MachineWords, Micros, PageNo, PageSet,
-    Payload, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
+    DeviceState, Digest, Frame, HashKey, Incarnation, Index, Lane, MachineWords, Micros, PageNo,
+    PageSet, Payload, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -201,8 +201,8 @@ pub enum Action {
     Hash {
         /// Its answer carries this.
         job: JobId,
-        /// The session's key.
-        key: [u8; 32],
+        /// The key.
+        key: HashKey,
         /// The pages.
         pages: Vec<PageNo>,
     },
@@ -225,8 +225,8 @@ pub enum Action {
     HashSubpages {
         /// Its answer carries this.
         job: JobId,
-        /// The session's key.
-        key: [u8; 32],
+        /// The key.
+        key: HashKey,
         /// The pages.
         pages: Vec<PageNo>,
     },

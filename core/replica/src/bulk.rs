@@ -4,12 +4,13 @@
 use crate::api::Note;
 use crate::context::Context;
 use crate::copy::target::Offer;
+use crate::hash_keys::SyncKeys;
 use crate::leader::Leader;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{DeviceState, ReplicaId, wire};
+use plover_types::{DeviceState, HashKey, ReplicaId, wire};
 
 impl Replica {
     pub(crate) fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
@@ -74,7 +75,13 @@ impl Replica {
                 first,
                 count,
                 key,
-            } => self.on_compare(from, attempt, (first, count), key),
+            } => self.on_compare(from, attempt, (first, count), HashKey::Xxh3(key)),
+            Body::CompareUnderKey {
+                attempt,
+                first,
+                count,
+                key,
+            } => self.on_compare(from, attempt, (first, count), HashKey::Universal(key)),
             Body::CopyReady {
                 attempt,
                 written,
@@ -131,7 +138,13 @@ impl Replica {
     /// A message that only the leader sends.
     fn on_body_of_leader(&mut self, body: Body) -> Option<Body> {
         match body {
-            Body::Dirty { sync, runs, key } => self.follow_dirty(sync, &runs, key),
+            Body::Dirty { sync, runs, key } => self.follow_dirty(sync, &runs, SyncKeys::xxh3(key)),
+            Body::DirtyUnderKeys {
+                sync,
+                runs,
+                pages,
+                subpages,
+            } => self.follow_dirty(sync, &runs, SyncKeys::universal(pages, subpages)),
             Body::Checkpoint { sync } => self.follow_checkpoint(sync),
             Body::Subpages { sync, runs, heard } => self.follow_subpages(sync, &runs, heard),
             Body::Pages { sync, seq, chunk } => self.follow_pages(sync, seq, chunk),

@@ -5,6 +5,7 @@ use crate::copy::Copies;
 use crate::group::Group;
 use crate::guest::Power;
 use crate::guest::{Arrange, Cut, Guest, Input};
+use crate::hash_keys::HashKeys;
 use crate::hypervisor::Order;
 use crate::jobs::{Job, JobId, Jobs};
 use crate::log_ops::REST_VERSION;
@@ -26,6 +27,8 @@ pub(crate) struct Memory {
     pub recent_pages: PageSet,
     /// The hashes that this replica has sent as a secondary, or received from one.
     pub hash_history: HashHistory,
+    /// The keys that this replica has drawn.
+    pub hash_keys: HashKeys,
 }
 
 /// The rules that learn from syncs. They outlive a phase: the guest stays the same.
@@ -85,10 +88,14 @@ impl Context {
     /// Sends a message on the bulk lane; returns its length.
     pub fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
         let payload = body.payload();
-        let bytes = wire::encode(&SyncMessage {
-            view: self.group.view,
-            body,
-        });
+        let since = body.since();
+        // A peer that knows the group's version knows this message.
+        assert!(
+            since <= self.group.core.version().max(wire::OLDEST_VERSION),
+            "{body:?} in a group of an older version"
+        );
+        let view = self.group.view;
+        let bytes = wire::encode_since(since, &SyncMessage { view, body });
         let len = bytes.len() as u64;
         self.out.push(Action::Write {
             to,

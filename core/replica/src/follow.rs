@@ -37,6 +37,7 @@ use self::resetting::Aside;
 use crate::api::{Action, Note, Role};
 use crate::canary::canary;
 use crate::guest::{Cut, Input, Power};
+use crate::hash_keys::SyncKeys;
 use crate::jobs::Job;
 use crate::replica::Replica;
 use plover_matching::Translation;
@@ -49,11 +50,11 @@ use plover_types::{
 /// Staged chunks between two acknowledgements of the transfer window.
 const CHUNKS_PER_ACK: u32 = 8;
 
-/// The leader's dirty pages and its hash key.
+/// The leader's dirty pages, and the keys of its sync.
 #[derive(Debug)]
 struct LeaderDirty {
     set: PageSet,
-    key: [u8; 32],
+    keys: SyncKeys,
 }
 
 /// Those that came before the log entry of their syncvm, which takes another lane.
@@ -108,7 +109,7 @@ enum Stage {
     Receiving {
         stopped: Stopped,
         own: Runs,
-        key: [u8; 32],
+        keys: SyncKeys,
         /// The divergent pages whose subpage hashes are being made, and the mark of those that the leader
         /// remembers.
         narrowed: (Vec<PageNo>, u64),

@@ -87,6 +87,7 @@ mod follow;
 pub mod fuzz;
 mod group;
 mod guest;
+mod hash_keys;
 mod hypervisor;
 mod inputs;
 mod jobs;

@@ -6,6 +6,7 @@ use crate::copy::Copies;
 use crate::follow::{EarlyDirty, FollowSync};
 use crate::group::Group;
 use crate::guest::{Guest, Power};
+use crate::hash_keys::HashKeys;
 use crate::hypervisor::Order;
 use crate::jobs::Jobs;
 use crate::leader::Leader;
@@ -72,6 +73,7 @@ impl Replica {
                 reset_pages: PageSet::new(config.layout.pages()),
                 recent_pages: PageSet::new(config.layout.pages()),
                 hash_history: HashHistory::default(),
+                hash_keys: HashKeys::new(config.hash_key),
             },
             rules: Rules {
                 slot: SlotRule::new(config.slot),

@@ -14,8 +14,12 @@
 //! histories, whatever syncvms failed and whichever of the two led meanwhile. The history holds only
 //! hashes that were sent, never hashes of a page's present content. So the leader hears the same hashes
 //! as if all of them had travelled.
+//!
+//! Hashes of another key say nothing about those of this one. So a history is of one key, and both ends begin a
+//! new one when the leader draws another ([`HashHistory::under`]). A mark needs no key: it is made of hashes that the
+//! guest cannot know, and of the mark before.
 
-use plover_types::{PageNo, SUBPAGES_PER_PAGE};
+use plover_types::{HashKey, PageNo, SUBPAGES_PER_PAGE};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -30,6 +34,8 @@ type Hashes = [u64; SUBPAGES_PER_PAGE];
 /// The subpage hashes that were sent last of each page, kept by the sender and by the receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HashHistory {
+    /// The key of its hashes.
+    key: Option<HashKey>,
     pages: BTreeMap<PageNo, Hashes>,
     mark: u64,
 }
@@ -44,6 +50,20 @@ pub struct HashReport {
 }
 
 impl HashHistory {
+    /// The history of hashes under this key; an empty one, if this is of another key.
+    pub fn under(&mut self, key: HashKey) -> &mut Self {
+        if self.key != Some(key) {
+            self.key = Some(key);
+            self.forget();
+        }
+        self
+    }
+
+    fn forget(&mut self) {
+        self.pages.clear();
+        self.mark = 0;
+    }
+
     /// A hash of the whole history; 0 for an empty one.
     pub fn mark(&self) -> u64 {
         self.mark
@@ -59,7 +79,7 @@ impl HashHistory {
     pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> HashReport {
         let anew = heard != self.mark;
         if anew {
-            *self = Self::default();
+            self.forget();
         }
         let mut bytes = Vec::new();
         for (page, hashes) in pages.iter().zip(hashes.chunks_exact(SUBPAGES_PER_PAGE)) {
@@ -79,7 +99,7 @@ impl HashHistory {
     /// about these pages, which a correct peer never sends.
     pub fn hear(&mut self, anew: bool, pages: &[PageNo], bytes: &[u8]) -> Option<Vec<u64>> {
         if anew {
-            *self = Self::default();
+            self.forget();
         }
         let hashes = self.complete(pages, bytes)?;
         self.remember(pages, &hashes, bytes);
@@ -201,6 +221,21 @@ mod tests {
             ends[forgets] = HashHistory::default();
             assert_eq!(exchange(&mut ends, &pages, &hashes(&pages, 1)), all);
         }
+    }
+
+    #[test]
+    fn a_history_is_of_one_key() {
+        let mut ends = <[HashHistory; 2]>::default();
+        let pages = pages(0..5);
+        let keys = [1, 2].map(|key| HashKey::Universal([key; 32]));
+        let mut under = |key| {
+            ends.iter_mut().for_each(|end| drop(end.under(key)));
+            exchange(&mut ends, &pages, &hashes(&pages, 1))
+        };
+        assert_eq!(under(keys[0]), HashHistory::bytes_max(5));
+        assert_eq!(under(keys[0]), 5 * MASK_BYTES);
+        assert_eq!(under(keys[1]), HashHistory::bytes_max(5));
+        assert_eq!(under(keys[0]), HashHistory::bytes_max(5));
     }
 
     /// The two ends exchange their roles and keep their histories.

@@ -3,7 +3,7 @@
 //! ```text
 //!  leader                                   secondary
 //!  pause, scan                              consume inputs, idle or waited enough, pause, scan
-//!  Dirty(own dirty pages, hash key) ──────▶
+//!  Dirty(own dirty pages, hash keys) ─────▶
 //!  hash own pages                           hash the union of both sides' dirty pages
 //!                                   ◀────── Hashes(own dirty pages, digests of the union)
 //!  hash the rest, compare

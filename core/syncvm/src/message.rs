@@ -2,7 +2,7 @@
 
 use plover_matching::{LeaderSyn, Translation};
 use plover_types::{
-    Frame, MachineWords, Micros, Payload, ReplicaId, Runs, SyncNo, Unconsumed, View,
+    Frame, MachineWords, Micros, Payload, ReplicaId, Runs, SyncNo, Unconsumed, View, wire,
 };
 use serde::{Deserialize, Serialize};
 
@@ -64,7 +64,7 @@ pub enum Body {
         /// For the operator.
         why: String,
     },
-    /// Source: hash these pages.
+    /// Source, in a group of wire version 2: hash these pages, by XXH3.
     Compare {
         /// The opening.
         attempt: u64,
@@ -103,13 +103,13 @@ pub enum Body {
         /// Chunks of the stream that are written.
         chunks: u32,
     },
-    /// Leader: my dirty pages; hash the union with yours under this key.
+    /// Leader, in a group of wire version 2: my dirty pages; hash the union with yours under this key, by XXH3.
     Dirty {
         /// The syncvm.
         sync: SyncNo,
         /// Pages the leader has written since the last one, and its debt.
         runs: Runs,
-        /// The session's hash key.
+        /// The leader's hash key.
         key: [u8; 32],
     },
     /// Secondary: my dirty pages, and the digests of the union, rising by page.
@@ -279,13 +279,47 @@ pub enum Body {
         /// The new host's replica.
         peer: ReplicaId,
     },
+    /// As [`Self::Dirty`], by universal hashes (docs/decisions/0055). Since wire version 3.
+    DirtyUnderKeys {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Pages the leader has written since the last one, and its debt.
+        runs: Runs,
+        /// The key of the pages. No other sync has it.
+        pages: [u8; 32],
+        /// The key of the subpages. Syncs of one view share it.
+        subpages: [u8; 32],
+    },
+    /// As [`Self::Compare`], by universal hashes. Since wire version 3.
+    CompareUnderKey {
+        /// The opening.
+        attempt: u64,
+        /// The first page.
+        first: u32,
+        /// How many, in a row.
+        count: u32,
+        /// The key of this opening.
+        key: [u8; 32],
+    },
 }
 
 impl Body {
+    /// The oldest wire version that has this message.
+    pub fn since(&self) -> u8 {
+        match self {
+            Self::DirtyUnderKeys { .. } | Self::CompareUnderKey { .. } => 3,
+            // The test of the forms finds a new kind that is missing above.
+            _ => wire::OLDEST_VERSION,
+        }
+    }
+
     /// The payload kind under which its bytes are counted.
     pub fn payload(&self) -> Payload {
         match self {
-            Self::Dirty { .. } | Self::Hashes { .. } | Self::Subpages { .. } => Payload::Digests,
+            Self::Dirty { .. }
+            | Self::DirtyUnderKeys { .. }
+            | Self::Hashes { .. }
+            | Self::Subpages { .. } => Payload::Digests,
             Self::SubpageHashes { .. } => Payload::SubpageHashes,
             Self::Pages { .. } | Self::Fetched { .. } => Payload::Pages,
             Self::End { .. } => Payload::Device,
@@ -293,6 +327,7 @@ impl Body {
             | Self::CopyReady { .. }
             | Self::CopyFailed { .. }
             | Self::Compare { .. }
+            | Self::CompareUnderKey { .. }
             | Self::Compared { .. }
             | Self::Copy { .. }
             | Self::CopyAck { .. } => Payload::Copy,

@@ -4,10 +4,9 @@
 //! pointer. So once the divergent pages are known, both sides hash their subpages, and only subpages with
 //! different hashes are sent.
 //!
-//! A subpage's hash has 64 bits of the same keyed hash as a page's. They only select the subpages to send of
-//! a page that 128 bits have shown to differ. A guest that does not see the key makes two different
-//! subpages look the same with a chance of one in 2^64 a subpage, and a page in which no subpage seems to
-//! differ is sent whole.
+//! A subpage's hash has 64 bits. They only select the subpages to send of a page that 128 bits have shown to
+//! differ. A guest that does not see the key makes two different subpages look the same with a chance of one
+//! in 2^64 a subpage (docs/decisions/0055), and a page in which no subpage seems to differ is sent whole.
 
 use plover_types::{PageNo, SUBPAGE_BYTES, SUBPAGES_PER_PAGE};
 

@@ -23,6 +23,7 @@
 mod device;
 pub mod forms;
 mod frame;
+mod hash_key;
 mod ids;
 mod lane;
 mod layout;
@@ -33,6 +34,7 @@ pub mod wire;
 
 pub use device::{DeviceState, MachineWords};
 pub use frame::{Frame, Mac, Unconsumed};
+pub use hash_key::HashKey;
 pub use ids::{
     Awaited, Digest, Incarnation, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View,
     Viewstamp,

@@ -232,7 +232,7 @@ impl<M: StateMachine> Server<M> {
         let held = (status.last.index.0 - status.base.0) as usize;
         let mut weight = status.log_bytes + held * ENTRY_WEIGHT;
         // In steps of an eighth, not for each entry.
-        if status.phase != Phase::Leading || weight <= retain + retain / 8 {
+        if status.phase != Phase::Leading || weight <= retain.saturating_add(retain / 8) {
             return;
         }
         let mut index = status.base;

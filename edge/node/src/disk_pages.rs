@@ -3,7 +3,7 @@
 use plover_disk::{Batch, Blocks};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
 use plover_syncvm::subpages::Divergent;
-use plover_types::{BlockNo, Digest, PAGE_BYTES, PageLayout, PageNo};
+use plover_types::{BlockNo, Digest, HashKey, PAGE_BYTES, PageLayout, PageNo};
 use plover_vm::PageHasher;
 use std::ops::Range;
 
@@ -53,7 +53,7 @@ impl DiskPages<'_> {
     }
 
     /// The keyed hashes of `pages`, which rise.
-    pub(crate) fn hash(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<Digest> {
+    pub(crate) fn hash(&self, key: &HashKey, pages: &[PageNo]) -> Vec<Digest> {
         let hasher = PageHasher::new(key);
         let zero = hasher.digest(&[0; PAGE_BYTES]);
         in_parts(pages, |pages| {
@@ -71,7 +71,7 @@ impl DiskPages<'_> {
     }
 
     /// The keyed hashes of the subpages of `pages`.
-    pub(crate) fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
+    pub(crate) fn hash_subpages(&self, key: &HashKey, pages: &[PageNo]) -> Vec<u64> {
         in_parts(pages, |pages| {
             let read = |page, to: &mut [u8]| self.blocks.read(self.block(page), to);
             let mut hashes = Vec::new();

@@ -179,7 +179,9 @@ fn brief_body(body: &Body) -> String {
     match body {
         Body::Copy { seq, .. } => format!("Copy {seq}"),
         Body::Compared { first, .. } => format!("Compared {first}"),
-        Body::Dirty { sync, runs, .. } => format!("Dirty {sync} {:?}", runs.0),
+        Body::Dirty { sync, runs, .. } | Body::DirtyUnderKeys { sync, runs, .. } => {
+            format!("Dirty {sync} {:?}", runs.0)
+        }
         Body::Hashes {
             sync, runs, total, ..
         } => format!("Hashes {sync} {total} {:?}", runs.0),

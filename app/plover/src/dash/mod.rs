@@ -20,7 +20,7 @@ use crate::target;
 use anyhow::{Result, bail};
 use group::Group;
 use serde_json::{Value, json};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -66,7 +66,6 @@ pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
     }
     let dash = Dash {
         groups,
-        only_local: listen.ip().is_loopback(),
         started_unix_ms: unix_ms(),
     };
     http::serve(listen, "the page is", "/", |request| dash.page(request))?;
@@ -76,23 +75,11 @@ pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
 #[derive(Debug)]
 struct Dash {
     groups: Vec<Arc<Group>>,
-    /// Whether it listens on a loopback address.
-    only_local: bool,
     started_unix_ms: u64,
 }
 
 impl Dash {
     fn page(&self, request: &Request) -> Page {
-        let host = http::header(request, "Host").unwrap_or_default();
-        if self.only_local && !is_local(host) {
-            // A name of somebody else that leads to this host: a foreign page wants to read this one's data.
-            return Page::text(
-                403,
-                format!(
-                    "'{host}' is no name of this host's loopback address: ask for 127.0.0.1 or localhost\n"
-                ),
-            );
-        }
         let (path, query) = http::path_and_query(request);
         let page = match path {
             "/" => Page::ok("text/html; charset=utf-8", HTML.into()),
@@ -135,20 +122,6 @@ impl Dash {
             "group": chosen.in_full(now, number("after").unwrap_or(0)),
         }))
     }
-}
-
-/// Whether a `Host` header names a loopback address.
-fn is_local(host: &str) -> bool {
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if is_port(port) && !name.ends_with(':') => name,
-        _ => host,
-    };
-    let bare = name
-        .strip_prefix('[')
-        .and_then(|name| name.strip_suffix(']'));
-    let address = bare.unwrap_or(name).parse::<IpAddr>();
-    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn unix_ms() -> u64 {

@@ -1,7 +1,7 @@
 //! The page's memory, and the addresses that it fetches from.
 
 use super::history::{Failovers, History};
-use super::{CSS, HEADERS, HTML, JS, is_local};
+use super::{CSS, HEADERS, HTML, JS};
 use plover_lab::status::{GroupStatus, ReplicaStatus};
 use serde_json::{Value, json};
 
@@ -155,28 +155,4 @@ fn the_page_fetches_nothing_from_elsewhere() {
         policy.starts_with("default-src 'none'") && !policy.contains("unsafe"),
         "{policy}"
     );
-}
-
-#[test]
-fn foreign_names_of_the_loopback_address_are_told_apart() {
-    for host in [
-        "127.0.0.1",
-        "127.0.0.1:9778",
-        "localhost",
-        "localhost:9778",
-        "[::1]",
-        "[::1]:9778",
-    ] {
-        assert!(is_local(host), "{host}");
-    }
-    for host in [
-        "",
-        "example.org",
-        "example.org:9778",
-        "localhost.example.org",
-        "192.0.2.1:9778",
-        "[::1].example.org",
-    ] {
-        assert!(!is_local(host), "{host}");
-    }
 }

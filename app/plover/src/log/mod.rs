@@ -118,6 +118,10 @@ pub struct ServeOptions {
     /// The address at which to serve clients: HOST:PORT, or the path of a unix socket.
     #[arg(long, value_name = "ADDRESS")]
     client_listen: Option<Address>,
+    /// Let clients in from other hosts: their connections are neither encrypted nor authenticated, and every client may
+    /// append, read, and change the members.
+    #[arg(long, requires = "client_listen")]
+    client_plaintext: bool,
     /// The directory for the promise and the log. Without it, nothing outlives the process.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,

@@ -5,7 +5,7 @@ use super::{DurabilityArgument, FabricArgument, ServeOptions};
 use crate::{logging, output};
 use anyhow::{Context, bail, ensure};
 use plover_fabric::{Fabric, Keys, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
-use plover_log::{Config, Durability, Server, Stopper};
+use plover_log::{Address, Config, Durability, Server, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -19,6 +19,7 @@ const RETAIN_MIB_MAX: usize = 1 << 20;
 pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     let _log_thread = logging::to_error_output().in_background();
     let config = config(options)?;
+    check_door(options)?;
     let fabric = fabric(options, &config)?;
     let mut server = match &options.dir {
         Some(dir) => {
@@ -37,6 +38,17 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     stop_at(signals, server.stopper());
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Clients' connections are plain, so other hosts are let in only on purpose.
+fn check_door(options: &ServeOptions) -> anyhow::Result<()> {
+    match &options.client_listen {
+        Some(Address::Tcp(door)) if !door.ip().is_loopback() && !options.client_plaintext => bail!(
+            "--client-listen {door} lets clients of other hosts in, and their connections have no keys: listen on loopback or \
+             on a unix socket, or give --client-plaintext on a network that nobody else reaches"
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Ends the server when a signal arrives.
@@ -255,6 +267,25 @@ mod tests {
             let line = format!("--id 0 --peer 0=127.0.0.1:0 {line}");
             let error = opened(&line).err().expect("it is refused").to_string();
             assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn clients_of_other_hosts_are_let_in_only_on_purpose() {
+        for (door, is_open) in [
+            ("--client-listen 127.0.0.1:0", true),
+            ("--client-listen [::1]:0", true),
+            ("--client-listen ./door", true),
+            ("--client-listen 0.0.0.0:0", false),
+            ("--client-listen 192.0.2.1:7 --client-plaintext", true),
+            ("--client-listen 192.0.2.1:7", false),
+        ] {
+            let line = format!("--id 0 --peer 0=127.0.0.1:0 {door}");
+            let checked = check_door(&options(&line));
+            assert_eq!(checked.is_ok(), is_open, "{door}");
+            if let Err(error) = checked {
+                assert!(error.to_string().contains("--client-plaintext"), "{error}");
+            }
         }
     }
 

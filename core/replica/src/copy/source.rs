@@ -5,7 +5,7 @@ use crate::api::Action;
 use crate::context::Context;
 use crate::jobs::Job;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{Digest, PageNo, ReplicaId, SplitMix64};
+use plover_types::{Digest, HashKey, PageNo, ReplicaId, SplitMix64};
 
 impl Context {
     /// Offers a copy to `peer`, going on with an older one to it if there is one. Returns the
@@ -19,11 +19,11 @@ impl Context {
             let stream = Stream::new(peer, id, self.config.layout.pages());
             self.peers.begin_copy(stream);
         }
-        let now = self.now;
+        let (now, key) = (self.now, self.key_of_copy());
         let Some(stream) = self.peers.copy_mut() else {
             return attempt;
         };
-        stream.reopen(attempt, now);
+        stream.reopen(attempt, key, now);
         let start = Body::CopyStart {
             purpose,
             attempt,
@@ -76,10 +76,10 @@ impl Context {
     }
 
     pub(crate) fn on_compared(&mut self, from: ReplicaId, attempt: u64, first: u32, bytes: &[u8]) {
-        let key = self.config.hash_key;
         let Some(stream) = self.stream_of(from, attempt).filter(|s| s.is_open) else {
             return;
         };
+        let key = stream.key;
         if let Some(pages) = stream.compared(first, Digest::of_bytes(bytes).collect()) {
             let pages = pages.map(PageNo).collect();
             self.ask(Job::CompareSource(attempt), |job| Action::Hash {
@@ -104,17 +104,25 @@ impl Context {
 
     /// Asks the target for as many hashes as the window allows.
     pub(crate) fn pump_comparing(&mut self, window: usize) {
-        let key = self.config.hash_key;
         while let Some(stream) = self.peers.copy_mut() {
             let Some(pages) = stream.next_comparison(window) else {
                 return;
             };
             let (peer, attempt) = (stream.peer, stream.attempt);
-            let body = Body::Compare {
-                attempt,
-                first: pages.start,
-                count: pages.len() as u32,
-                key,
+            let (first, count) = (pages.start, pages.len() as u32);
+            let body = match stream.key {
+                HashKey::Xxh3(key) => Body::Compare {
+                    attempt,
+                    first,
+                    count,
+                    key,
+                },
+                HashKey::Universal(key) => Body::CompareUnderKey {
+                    attempt,
+                    first,
+                    count,
+                    key,
+                },
             };
             self.send_bulk(peer, body);
         }

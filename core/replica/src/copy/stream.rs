@@ -32,7 +32,7 @@
 
 use plover_syncvm::Ledger;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
-use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId};
+use plover_types::{Digest, HashKey, Micros, PageNo, PageSet, ReplicaId};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -48,6 +48,8 @@ pub(crate) struct Stream {
     pub id: u64,
     /// The newest opening; messages of older ones mean nothing.
     pub attempt: u64,
+    /// Under which its pages are compared.
+    pub key: HashKey,
     /// Whether the target has answered it.
     pub is_open: bool,
     /// The last join over it has failed.
@@ -81,6 +83,7 @@ impl Stream {
             peer,
             id,
             attempt: 0,
+            key: HashKey::Xxh3([0; 32]),
             is_open: false,
             failed: false,
             last_progress: Micros::ZERO,
@@ -136,8 +139,9 @@ impl Stream {
     }
 
     /// The stream is offered to the target anew.
-    pub fn reopen(&mut self, attempt: u64, now: Micros) {
+    pub fn reopen(&mut self, attempt: u64, key: HashKey, now: Micros) {
         self.attempt = attempt;
+        self.key = key;
         self.is_open = false;
         self.last_progress = now;
     }

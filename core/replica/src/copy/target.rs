@@ -15,7 +15,7 @@ use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::message::{Body, CopyPurpose};
 use plover_syncvm::{Ledger, chunk};
-use plover_types::{Digest, MachineWords, PageNo, ReplicaId};
+use plover_types::{Digest, HashKey, MachineWords, PageNo, ReplicaId};
 
 /// Chunks, and comparisons, of a source that may be under way here at most. A source has [`WINDOW_CHUNKS`] under way, and
 /// as many anew each time that the copy is opened anew while this host's disk is slow. Beyond, a source would fill the
@@ -140,7 +140,7 @@ impl CopyTarget {
     }
 
     /// The source wants to know what is here already.
-    fn on_compare(&mut self, cx: &mut Context, (first, count): (u32, u32), key: [u8; 32]) {
+    fn on_compare(&mut self, cx: &mut Context, (first, count): (u32, u32), key: HashKey) {
         let pages = cx.config.layout.pages();
         let end = first.checked_add(count).filter(|end| *end <= pages);
         let Some(end) = end.filter(|_| (1..=COMPARE_PAGES).contains(&count)) else {
@@ -323,7 +323,7 @@ impl Replica {
         from: ReplicaId,
         attempt: u64,
         pages: (u32, u32),
-        key: [u8; 32],
+        key: HashKey,
     ) {
         if let Some((target, cx)) = self.target_of(from, attempt) {
             target.on_compare(cx, pages, key);

@@ -13,6 +13,7 @@
 use super::{Complete, Stage, Stopped};
 use crate::api::{Action, ConsoleHold, Note};
 use crate::guest::Power;
+use crate::hash_keys::SyncKeys;
 use crate::hypervisor::Order;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -51,7 +52,8 @@ impl Replica {
         let stage = Stage::Receiving {
             stopped: Stopped::default(),
             own: Runs::default(),
-            key: [0; 32],
+            // Nothing is compared.
+            keys: SyncKeys::xxh3([0; 32]),
             narrowed: Default::default(),
             staging,
         };

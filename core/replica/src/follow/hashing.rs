@@ -2,6 +2,7 @@
 
 use super::{EarlyDirty, LeaderDirty, Stage};
 use crate::api::{Action, Role};
+use crate::hash_keys::SyncKeys;
 use crate::jobs::Job;
 use crate::replica::Replica;
 use plover_syncvm::message::Body;
@@ -16,14 +17,14 @@ const SUBPAGE_HASH_BYTES_PER_MESSAGE: usize = 64 << 10;
 
 impl Replica {
     /// The leader's dirty pages; they may come before the log entry.
-    pub(crate) fn follow_dirty(&mut self, sync: SyncNo, runs: &Runs, key: [u8; 32]) {
+    pub(crate) fn follow_dirty(&mut self, sync: SyncNo, runs: &Runs, keys: SyncKeys) {
         if !self.holds_state() && self.role() != Role::Joining {
             return self.report_no_guest();
         }
         let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
             return self.cx.cut_leader("dirty pages outside the guest");
         };
-        let dirty = LeaderDirty { set, key };
+        let dirty = LeaderDirty { set, keys };
         match self.follow_stage(sync) {
             Some(
                 Stage::Draining { leaders, .. }
@@ -79,13 +80,13 @@ impl Replica {
         let (Some(_), Some(theirs)) = (&own, leaders.take_if(|_| own.is_some())) else {
             return;
         };
-        let (number, key) = (follow.sync, theirs.key);
+        let (number, keys) = (follow.sync, theirs.keys);
         // Even if this sync fails, these pages may differ until one succeeds.
         cx.memory.ledger.owe(&theirs.set);
         follow.stage = Stage::Receiving {
             stopped: std::mem::take(stopped),
             own: own.take().unwrap_or_default(),
-            key,
+            keys,
             narrowed: Default::default(),
             staging: Staging::new(number, cx.memory.ledger.owed().clone()),
         };
@@ -93,7 +94,7 @@ impl Replica {
             return self.send_hashes(number, &[]);
         }
         let pages: Vec<PageNo> = cx.memory.ledger.owed().iter().collect();
-        let job = Job::FollowSync(number);
+        let (job, key) = (Job::FollowSync(number), keys.pages);
         cx.ask(job, |job| Action::Hash { job, key, pages });
     }
 
@@ -134,7 +135,7 @@ impl Replica {
         let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
             return self.cx.cut_leader("divergent pages outside the guest");
         };
-        let Some(Stage::Receiving { key, narrowed, .. }) = self.follow_stage(number) else {
+        let Some(Stage::Receiving { keys, narrowed, .. }) = self.follow_stage(number) else {
             return;
         };
         if !narrowed.0.is_empty() {
@@ -142,7 +143,7 @@ impl Replica {
                 .cx
                 .cut_leader("another list of divergent pages before the first was answered");
         }
-        let (key, pages) = (*key, set.iter().collect::<Vec<_>>());
+        let (key, pages) = (keys.subpages, set.iter().collect::<Vec<_>>());
         *narrowed = (pages.clone(), heard);
         let job = Job::FollowSync(number);
         self.cx
@@ -153,11 +154,11 @@ impl Replica {
         let Some(leader) = self.cx.group.leader else {
             return;
         };
-        let Some(Stage::Receiving { narrowed, .. }) = self.follow_stage(number) else {
+        let Some(Stage::Receiving { keys, narrowed, .. }) = self.follow_stage(number) else {
             return;
         };
-        let (pages, heard) = std::mem::take(narrowed);
-        let history = &mut self.cx.memory.hash_history;
+        let (key, (pages, heard)) = (keys.subpages, std::mem::take(narrowed));
+        let history = self.cx.memory.hash_history.under(key);
         let HashReport { anew, bytes } = history.say(heard, &pages, hashes);
         let total = bytes.len() as u32;
         for (part, said) in bytes.chunks(SUBPAGE_HASH_BYTES_PER_MESSAGE).enumerate() {

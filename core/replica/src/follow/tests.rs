@@ -2,6 +2,7 @@
 
 use crate::api::{Action, Event, Note, Role};
 use crate::copy::target::{CopyTarget, Offer};
+use crate::hash_keys::SyncKeys;
 use crate::jobs::JobId;
 use crate::members::GroupRecord;
 use crate::phase::Phase;
@@ -12,8 +13,8 @@ use plover_syncvm::SyncMessage;
 use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::Body;
 use plover_types::{
-    Frame, Index, MachineWords, PAGE_BYTES, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, View,
-    Viewstamp, wire,
+    Frame, HashKey, Index, MachineWords, PAGE_BYTES, PageNo, PageSet, ReplicaId, SyncNo,
+    Unconsumed, View, Viewstamp, wire,
 };
 
 const KEY: [u8; 32] = [7; 32];
@@ -60,11 +61,13 @@ fn receiving() -> Replica {
         0,
         "the leader's pages are awaited"
     );
-    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), KEY);
+    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), SyncKeys::xxh3(KEY));
     let asked = taken(&mut replica);
     let [
         Action::Hash {
-            key: KEY, pages, ..
+            key: HashKey::Xxh3(KEY),
+            pages,
+            ..
         },
     ] = &asked[..]
     else {
@@ -204,7 +207,7 @@ fn a_joiner_before_its_last_acknowledgement_leaves() {
 #[test]
 fn the_leaders_pages_may_come_before_the_cut() {
     let mut replica = secondary(VSMR.policy);
-    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), KEY);
+    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), SyncKeys::xxh3(KEY));
     assert_eq!(taken(&mut replica).len(), 0);
     cut(&mut replica, 1);
     replica.cx.guest.activity.is_idle = true;
@@ -219,7 +222,7 @@ fn the_leaders_pages_may_come_before_the_cut() {
 #[test]
 fn a_sync_that_was_given_up_does_not_cost_the_next_one_its_pages() {
     let mut replica = secondary(VSMR.policy);
-    replica.follow_dirty(SyncNo(2), &pages(&[5]).to_runs(), KEY);
+    replica.follow_dirty(SyncNo(2), &pages(&[5]).to_runs(), SyncKeys::xxh3(KEY));
     cut(&mut replica, 1);
     cut(&mut replica, 2);
     replica.cx.guest.activity.is_idle = true;

@@ -37,6 +37,7 @@ use super::Leader;
 use crate::api::{Action, ConsoleHold};
 use crate::context::Context;
 use crate::guest::Power;
+use crate::hash_keys::SyncKeys;
 use crate::hypervisor::Order;
 use crate::jobs::Job;
 use crate::log_ops::LogOp;
@@ -56,6 +57,8 @@ pub(crate) struct Run {
     /// The cut's place in the log.
     index: Index,
     reason: SyncReason,
+    /// Drawn when the guest stands and its pages are known.
+    keys: SyncKeys,
     started: Micros,
     phase: Phase,
     phase_since: Micros,
@@ -254,6 +257,7 @@ impl Leader {
             last_progress: cx.now,
             index,
             reason,
+            keys: SyncKeys::xxh3([0; 32]),
             started: cx.now,
             phase: Phase::Pause,
             phase_since: cx.now,

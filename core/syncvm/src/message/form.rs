@@ -94,6 +94,24 @@ fn comparing() -> Vec<Body> {
     ]
 }
 
+/// Messages since wire version 3.
+fn under_keys() -> Vec<Body> {
+    vec![
+        Body::DirtyUnderKeys {
+            sync: SYNC,
+            runs: runs(),
+            pages: [61; 32],
+            subpages: [62; 32],
+        },
+        Body::CompareUnderKey {
+            attempt: 1601,
+            first: 1602,
+            count: 1603,
+            key: [63; 32],
+        },
+    ]
+}
+
 /// Messages that transfer pages and end a sync.
 fn transfer() -> Vec<Body> {
     let refeed = Unconsumed {
@@ -163,12 +181,16 @@ fn matching() -> Vec<Body> {
 
 #[test]
 fn the_form_of_messages_is_that_of_their_version() {
-    let bodies = [copies(), comparing(), transfer(), matching()].concat();
+    let bodies = [copies(), comparing(), transfer(), matching(), under_keys()];
+    let bodies = bodies.concat();
     assert_every_kind(&bodies);
     assert_every_kind(&[CopyPurpose::Join, CopyPurpose::Warm]);
-    let bytes = bodies.into_iter().map(|body| {
-        let view = View(1501);
-        wire::encode_part(&SyncMessage { view, body }, Vec::new())
-    });
-    assert_form("syncvm", &bytes.collect::<Vec<_>>());
+    let view = View(1501);
+    let encode = |body: Body| wire::encode_part(&SyncMessage { view, body }, Vec::new());
+    let of = |version| {
+        let known = bodies.iter().filter(|it| it.since() <= version);
+        known.cloned().map(encode).collect::<Vec<_>>()
+    };
+    assert_form("syncvm of version 2", &of(2));
+    assert_form("syncvm", &of(wire::WIRE_VERSION));
 }

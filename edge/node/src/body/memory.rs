@@ -11,13 +11,15 @@ use plover_disk::{Attachment, Batch, Blocks};
 use plover_replica::{Event, JobId};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
 use plover_syncvm::subpages::Divergent;
-use plover_types::{Digest, PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
+use plover_types::{
+    Digest, HashKey, PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo,
+};
 use plover_vm::QemuVm;
 use serde_json::json;
 
 impl Body {
     /// Adds the digests of these pages of memory.
-    pub(super) fn hash(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
+    pub(super) fn hash(&self, key: &HashKey, pages: &[PageNo], digests: &mut Vec<Digest>) {
         match &self.vm {
             Some(vm) => vm.hash_pages(key, pages, digests),
             None => digests.resize(digests.len() + pages.len(), Digest::default()),
@@ -28,7 +30,7 @@ impl Body {
     pub(super) fn hash_blocks(
         &mut self,
         job: JobId,
-        key: [u8; 32],
+        key: HashKey,
         blocks: Vec<PageNo>,
         mut digests: Vec<Digest>,
     ) {
@@ -45,7 +47,7 @@ impl Body {
     }
 
     /// Adds the hashes of the subpages of these pages of memory.
-    pub(super) fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo], hashes: &mut Vec<u64>) {
+    pub(super) fn hash_subpages(&self, key: &HashKey, pages: &[PageNo], hashes: &mut Vec<u64>) {
         match &self.vm {
             Some(vm) => vm.hash_subpages(key, pages, hashes),
             None => hashes.resize(hashes.len() + pages.len() * SUBPAGES_PER_PAGE, 0),
@@ -56,7 +58,7 @@ impl Body {
     pub(super) fn hash_subpages_of_blocks(
         &mut self,
         job: JobId,
-        key: [u8; 32],
+        key: HashKey,
         blocks: Vec<PageNo>,
         mut hashes: Vec<u64>,
     ) {
@@ -221,7 +223,7 @@ impl Body {
             .for_each(Attachment::wait_until_written);
         let pages: Vec<PageNo> = (0..self.layout.pages()).map(PageNo).collect();
         let mut digests = Vec::with_capacity(pages.len());
-        vm.hash_pages(&[0; 32], &pages, &mut digests);
+        vm.hash_pages(&HashKey::Universal([0; 32]), &pages, &mut digests);
         let mut all = blake3::Hasher::new();
         for digest in &digests {
             all.update(&digest.0.to_le_bytes());

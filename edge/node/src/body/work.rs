@@ -9,7 +9,7 @@ use super::{Body, BoxError, WORK_A_TURN};
 use crate::clock;
 use plover_replica::JobId;
 use plover_syncvm::subpages::{Divergent, SubpageMask};
-use plover_types::{Digest, Micros, PageNo};
+use plover_types::{Digest, HashKey, Micros, PageNo};
 use plover_vm::VmCommand;
 
 /// Pages that are hashed before the clock is looked at: half a millisecond of work.
@@ -21,9 +21,9 @@ const NARROWED_A_STEP: usize = 512;
 #[derive(Debug)]
 pub(super) enum Work {
     /// With the digests of its first pages.
-    Hash(JobId, [u8; 32], Vec<PageNo>, Vec<Digest>),
+    Hash(JobId, HashKey, Vec<PageNo>, Vec<Digest>),
     /// With the hashes of its first pages, and how many these are.
-    HashSubpages(JobId, [u8; 32], Vec<PageNo>, (Vec<u64>, usize)),
+    HashSubpages(JobId, HashKey, Vec<PageNo>, (Vec<u64>, usize)),
     Read(JobId, Vec<Divergent>),
     /// With the number of chunks that are written.
     Write(JobId, Vec<Vec<u8>>, usize),

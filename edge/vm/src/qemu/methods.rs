@@ -8,7 +8,7 @@ use crate::cpu_clock::CpuClock;
 use crate::thread_state::ThreadState;
 use crate::{VmCommand, VmError, VmEvent, hash};
 use plover_disk::Attachment;
-use plover_types::{Digest, Frame, PageLayout, PageNo, PageSet, Unconsumed};
+use plover_types::{Digest, Frame, HashKey, PageLayout, PageNo, PageSet, Unconsumed};
 use rustix::event::epoll;
 use rustix::fd::AsRawFd;
 use serde_json::Value;
@@ -101,12 +101,12 @@ impl QemuVm {
     }
 
     /// The keyed hash of each page, in order; all cores hash.
-    pub fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
+    pub fn hash_pages(&self, key: &HashKey, pages: &[PageNo], digests: &mut Vec<Digest>) {
         hash::hash_pages(self.regions(), key, pages, digests);
     }
 
     /// The keyed hash of each subpage of each page ([`plover_types::SUBPAGE_BYTES`]), in order.
-    pub fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo], hashes: &mut Vec<u64>) {
+    pub fn hash_subpages(&self, key: &HashKey, pages: &[PageNo], hashes: &mut Vec<u64>) {
         hash::hash_subpages(|page, to| self.read_page(page, to), key, pages, hashes);
     }
 

@@ -5,11 +5,26 @@ use super::FakeGuest;
 use crate::rng::mix;
 use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
 use plover_syncvm::subpages::{Divergent, SubpageMask};
-use plover_types::{Digest, PAGE_BYTES, PageNo, PageSet, SUBPAGE_BYTES};
+use plover_types::{Digest, HashKey, PAGE_BYTES, PageNo, PageSet, SUBPAGE_BYTES};
 use std::collections::BTreeMap;
 
 /// Where the second half of a page's word lies.
 const UPPER_HALF: usize = PAGE_BYTES / 2;
+
+/// The first eight bytes.
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes[..8].try_into().expect("it is longer"))
+}
+
+/// A number of 16 bytes of the key, and of the function: the two functions never agree.
+fn seed(key: &HashKey, at: usize) -> u64 {
+    let bytes = &key.bytes()[at..];
+    let seed = mix(word(bytes), word(&bytes[8..]));
+    match key {
+        HashKey::Xxh3(_) => seed,
+        HashKey::Universal(_) => !seed,
+    }
+}
 
 impl FakeGuest {
     /// Collects and clears the dirty bits.
@@ -28,15 +43,8 @@ impl FakeGuest {
     }
 
     /// Hashes pages under a key.
-    pub fn hash(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<Digest> {
-        let word = |i: usize| {
-            u64::from_le_bytes(
-                key[i * 8..i * 8 + 8]
-                    .try_into()
-                    .expect("a key has four words"),
-            )
-        };
-        let (low, high) = (mix(word(0), word(1)), mix(word(2), word(3)));
+    pub fn hash(&self, key: &HashKey, pages: &[PageNo]) -> Vec<Digest> {
+        let (low, high) = (seed(key, 0), seed(key, 16));
         let digest = |page: &PageNo| {
             let value = self.memory[page.0 as usize];
             Digest(u128::from(mix(low, value)) | (u128::from(mix(high, value)) << 64))
@@ -45,14 +53,12 @@ impl FakeGuest {
     }
 
     /// A keyed hash of each subpage of each page.
-    pub fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
-        let key = u64::from_le_bytes(key[..8].try_into().expect("a key has 32 bytes"));
+    pub fn hash_subpages(&self, key: &HashKey, pages: &[PageNo]) -> Vec<u64> {
+        let key = seed(key, 0);
         let mut hashes = Vec::new();
         for page in pages {
             let bytes = self.page(*page);
             let subpages = bytes.chunks_exact(SUBPAGE_BYTES);
-            let word =
-                |b: &[u8]| u64::from_le_bytes(b[..8].try_into().expect("a subpage is longer"));
             hashes.extend(subpages.map(|subpage| mix(key, word(subpage))));
         }
         hashes

@@ -1,6 +1,8 @@
 use super::*;
 use plover_types::SplitMix64;
 
+const KEY: HashKey = HashKey::Universal([7; 32]);
+
 const PAGES: u32 = 2000;
 
 fn set(pages: &[u32]) -> PageSet {
@@ -58,7 +60,7 @@ fn pages_of_lost_chunks_are_owed_again() {
     assert_eq!(stream.next_chunk(4), None, "the window is full");
     stream.acked(1);
     // The link breaks; two more had arrived.
-    stream.reopen(2, Micros(1));
+    stream.reopen(2, KEY, Micros(1));
     assert_eq!(stream.next_chunk(9), None, "it is not open");
     stream.opened(Some(3), 0);
     assert_eq!(stream.begin_sweep(PageNo(0)), PAGES - 3 * 32);
@@ -96,7 +98,7 @@ fn a_page_that_differs_is_owed_or_on_its_way() {
                         theirs[page as usize] = value;
                     }
                     written += kept as u32;
-                    stream.reopen(u64::from(step), Micros(1));
+                    stream.reopen(u64::from(step), KEY, Micros(1));
                     stream.opened(Some(written), 0);
                     late.clear();
                 }

@@ -8,8 +8,11 @@ use plover_policy::{Policy, Preset, VSMR};
 use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::{Body, CopyPurpose};
 use plover_types::{
-    Index, MachineWords, Micros, PAGE_BYTES, PageNo, ReplicaId, ReplicaSet, View, Viewstamp,
+    HashKey, Index, MachineWords, Micros, PAGE_BYTES, PageNo, ReplicaId, ReplicaSet, View,
+    Viewstamp,
 };
+
+const KEY: HashKey = HashKey::Universal([7; 32]);
 
 fn machine(needed: &str, wanted: &str) -> MachineWords {
     MachineWords {
@@ -220,7 +223,7 @@ fn a_source_that_leaves_its_window_is_cut_off() {
     }
     assert_eq!((written(&replica), cuts(&replica)), (UNDER_WAY_MAX, 0));
     replica.on_copy(LEADER, 7, UNDER_WAY_MAX, chunk.clone());
-    replica.on_compare(LEADER, 7, (0, 1), [0; 32]);
+    replica.on_compare(LEADER, 7, (0, 1), KEY);
     assert_eq!((written(&replica), cuts(&replica)), (UNDER_WAY_MAX, 2));
     // One is written: there is room for one.
     replica.target_written(7, 1);
@@ -228,7 +231,7 @@ fn a_source_that_leaves_its_window_is_cut_off() {
     assert_eq!((written(&replica), cuts(&replica)), (UNDER_WAY_MAX + 1, 2));
     replica.on_copy(LEADER, 7, UNDER_WAY_MAX + 1, vec![7; 9]);
     for pages in [(0, 17), (u32::MAX, 2), (0, 0)] {
-        replica.on_compare(LEADER, 7, pages, [0; 32]);
+        replica.on_compare(LEADER, 7, pages, KEY);
     }
     assert_eq!(cuts(&replica), 6);
 }

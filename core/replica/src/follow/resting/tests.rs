@@ -2,6 +2,7 @@
 
 use crate::api::{Action, Note, Role};
 use crate::guest::Power;
+use crate::hash_keys::SyncKeys;
 use crate::log_ops::LogOp;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -32,7 +33,7 @@ fn cut(replica: &mut Replica, sync: u64, rests: bool) {
     }
     let none = PageSet::new(16);
     replica.follow_scanned(SyncNo(sync), &none);
-    replica.follow_dirty(SyncNo(sync), &none.to_runs(), [0; 32]);
+    replica.follow_dirty(SyncNo(sync), &none.to_runs(), SyncKeys::xxh3([0; 32]));
 }
 
 /// The end mark, with a frame that the leader's guest had not consumed.

@@ -11,7 +11,7 @@ use crate::jobs::Job;
 use crate::leader::Leader;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, compare};
-use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo};
+use plover_types::{Digest, HashKey, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo};
 
 /// Pages, rising, and the digest of each.
 #[derive(Debug)]
@@ -86,18 +86,28 @@ impl Hashes {
 }
 
 impl Run {
-    /// Names the pages that this side has written.
+    /// Names the pages that this side has written, and the keys of this sync.
     pub(super) fn send_dirty(&mut self, cx: &mut Context) {
-        let body = Body::Dirty {
-            sync: self.sync,
-            runs: cx.memory.ledger.owed().to_runs(),
-            key: cx.config.hash_key,
+        self.keys = cx.keys_of_sync();
+        let (sync, runs) = (self.sync, cx.memory.ledger.owed().to_runs());
+        let body = match (self.keys.pages, self.keys.subpages) {
+            (HashKey::Universal(pages), HashKey::Universal(subpages)) => Body::DirtyUnderKeys {
+                sync,
+                runs,
+                pages,
+                subpages,
+            },
+            (key, _) => Body::Dirty {
+                sync,
+                runs,
+                key: *key.bytes(),
+            },
         };
         self.report.bytes_hashes += cx.send_bulk(self.peer, body);
     }
 
     fn hash(&self, cx: &mut Context, pages: Vec<PageNo>) {
-        let key = cx.config.hash_key;
+        let key = self.keys.pages;
         cx.ask(Job::LeadSync(self.sync), |job| Action::Hash {
             job,
             key,

@@ -55,13 +55,13 @@ impl Leader {
     /// Asks both sides for the subpage hashes of the divergent pages.
     pub(super) fn narrow(&mut self, cx: &mut Context, mut run: Run, cut: Cut, pages: Vec<PageNo>) {
         run.enter(Phase::Exchange, cx.now);
+        let key = run.keys.subpages;
         let body = Body::Subpages {
             sync: run.sync,
             runs: Runs::of_rising(pages.iter().copied()),
-            heard: cx.memory.hash_history.mark(),
+            heard: cx.memory.hash_history.under(key).mark(),
         };
         run.report.bytes_hashes += cx.send_bulk(run.peer, body);
-        let key = cx.config.hash_key;
         cx.ask(Job::LeadSync(run.sync), |job| Action::HashSubpages {
             job,
             key,
