@@ -54,8 +54,13 @@ pub enum Event {
     EntriesPersisted(Viewstamp),
     /// Frames from clients arrived at the TAP. All that waited are one batch.
     Frames(Vec<Frame>),
-    /// An operator's input to the guest; goes through the log like any other.
-    Operator(OperatorInput),
+    /// An operator's input to the guest; goes through the log like any other → [`Action::Answer`].
+    Operator {
+        /// Its answer carries this.
+        ticket: Ticket,
+        /// The input.
+        input: OperatorInput,
+    },
     /// An operator wants this leader to hand over: to this replica, or to any that can lead. Ask
     /// [`crate::Replica::why_not_switch_over`] first.
     SwitchOver {
@@ -142,6 +147,42 @@ pub enum OperatorInput {
     Pause,
     /// Lets a guest go on that stands still since a `Pause`.
     Unpause,
+}
+
+/// Names an operator's input; the node counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Why an operator's input was not taken, or may not have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    /// It was not carried out. Ask the replica that leads.
+    #[error(
+        "replica {} does not lead, so this was not carried out: ask the one that does, see `plover status`", .0.0
+    )]
+    NotLeading(ReplicaId),
+    /// It was not carried out. Try again.
+    #[error(
+        "replica {} leads and does not serve yet, so this was not carried out: try again, and see `plover status`", .0.0
+    )]
+    NotServing(ReplicaId),
+    /// It was not carried out. Try again.
+    #[error(
+        "the log of replica {} has no room, so this was not carried out: try again, and see in `plover status` whether \
+         the guest is protected", .0.0
+    )]
+    NoRoom(ReplicaId),
+    /// It was not carried out. Try again, and give less at a time.
+    #[error(
+        "{} inputs wait at replica {} already, so this was not carried out: try again, more slowly", .1, .0.0
+    )]
+    TooMany(ReplicaId, usize),
+    /// It may have been carried out.
+    #[error(
+        "replica {} has lost the lead before the other replicas had this: it may have been carried out or not; look at \
+         the guest before you try again", .0.0
+    )]
+    Unsure(ReplicaId),
 }
 
 /// A request of the replica. The node carries actions out in order.
@@ -255,6 +296,13 @@ pub enum Action {
     Feed(Vec<Frame>),
     /// Carry out an operator's input on this side's guest.
     Operate(OperatorInput),
+    /// Tell the operator who gave this input what has become of it. With `Ok` it outlives the loss of a host.
+    Answer {
+        /// From the input.
+        ticket: Ticket,
+        /// Whether it is safe.
+        result: Result<(), NotTaken>,
+    },
     /// Send frames to the clients.
     Release {
         /// The slot they belong to: the number of the next syncvm when they were sent.
@@ -271,7 +319,8 @@ pub enum Action {
     Announce,
     /// Keep, release or discard the guest's console output that this host holds.
     Console(ConsoleHold),
-    /// The members have changed: keep the record on stable storage, and link to the replicas that it knows.
+    /// The members have changed, or [`crate::Replica::contacts`]: keep the record on stable storage, and link to the
+    /// replicas that it knows.
     Regroup(Box<GroupRecord>),
     /// See [`apus::Command::Version`].
     Version(u8),

@@ -5,7 +5,7 @@
 //! it is served over NBD. A backup lasts as long as the connection that asked for `{"op":"backup"}`.
 
 use plover_disk::{Snapshot, SnapshotLimits};
-use plover_replica::MemberOrder;
+use plover_replica::{MemberOrder, OperatorInput};
 use plover_replica::newest::DiskCopy;
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -98,6 +98,8 @@ pub(crate) enum Op {
     CrashInArea { area: plover_replica::Area },
     /// Attach to the guest's console.
     Console,
+    /// Type this on the guest's console. The answer says whether the guest has it for sure.
+    Type { text: String },
 }
 
 impl Op {
@@ -106,7 +108,7 @@ impl Op {
         matches!(
             self,
             Self::Console | Self::Switchover { .. } | Self::Member { .. }
-        ) || self.is_about_power()
+        ) || self.is_an_input()
     }
 
     /// Whether another replica may ask for it.
@@ -114,15 +116,35 @@ impl Op {
         matches!(
             self,
             Self::Status | Self::Logs { .. } | Self::Switchover { .. } | Self::Member { .. }
-        ) || self.is_about_power()
+        ) || self.is_an_input()
     }
 
-    /// Whether it orders something about the guest's power.
-    fn is_about_power(&self) -> bool {
+    /// Whether it is an input to the guest.
+    fn is_an_input(&self) -> bool {
         matches!(
             self,
-            Self::Power | Self::Start | Self::Reboot | Self::Reset | Self::Pause | Self::Unpause
+            Self::Power
+                | Self::Start
+                | Self::Reboot
+                | Self::Reset
+                | Self::Pause
+                | Self::Unpause
+                | Self::Type { .. }
         )
+    }
+
+    /// The input to the guest that it orders, or the request back if it is another one.
+    pub fn into_input(self) -> Result<OperatorInput, Self> {
+        Ok(match self {
+            Self::Power => OperatorInput::PowerButton,
+            Self::Start => OperatorInput::Start,
+            Self::Reboot => OperatorInput::Reboot,
+            Self::Reset => OperatorInput::Reset,
+            Self::Pause => OperatorInput::Pause,
+            Self::Unpause => OperatorInput::Unpause,
+            Self::Type { text } => OperatorInput::Console(text.into_bytes()),
+            other => return Err(other),
+        })
     }
 }
 

@@ -161,7 +161,7 @@ impl World {
         if let Some(leader) =
             leader.filter(|id| self.process(*id).hypervisor.as_ref().is_some_and(is_off))
         {
-            self.tell(leader, Event::Operator(OperatorInput::Start));
+            self.give_input(leader, OperatorInput::Start);
         }
     }
 

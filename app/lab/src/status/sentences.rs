@@ -69,6 +69,9 @@ impl GroupStatus {
             if let Some(stale) = replica.text("stale_file") {
                 told.push(format!("Replica {}: {stale}.", replica.id));
             }
+            if let Some(waits) = replica.text("waits_for") {
+                told.push(format!("Replica {} {waits}.", replica.id));
+            }
             if replica.says("waits_to_be_added") {
                 let waits = "waits to be added: see `plover member --help`.";
                 told.push(format!("Replica {} {waits}", replica.id));

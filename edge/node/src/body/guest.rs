@@ -371,7 +371,8 @@ impl Body {
     /// This replica no longer leads. It says so on the open consoles and closes them; otherwise they
     /// would show nothing, without a reason.
     pub(super) fn dismiss_operators(&mut self) {
-        let why = format!("\r\n[{}]\r\n", self.not_leading("leads no more"));
+        let why = self.not_leading("leads no more");
+        let why = format!("\r\n[{why}: what you typed last may not have reached the guest]\r\n");
         self.show(why.as_bytes());
         self.console.clear();
         self.close_consoles_elsewhere();

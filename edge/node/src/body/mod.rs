@@ -161,6 +161,7 @@ struct Body {
     /// How this replica last took over.
     failover: Failover,
     relay: Relay,
+    given: Inputs,
     backup: Backup,
     keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,
