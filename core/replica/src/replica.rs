@@ -204,20 +204,19 @@ impl Replica {
     /// After every event: carries out the commands of consensus, does what is due by time, and releases
     /// outputs that have become safe.
     fn settle(&mut self) {
+        if let Some((leader, cx)) = self.leading() {
+            leader.take_operators(cx);
+        }
         loop {
             self.drain_consensus();
             self.drop_contacts();
             self.watch_hypervisor();
             self.watch_uplink();
             self.watch_planned();
-            match self.leading() {
-                Some((leader, cx)) => {
-                    leader.tick_members(cx);
-                    leader.tick_operators(cx);
-                    leader.tick_slot(cx);
-                    leader.tick_announcements(cx);
-                }
-                None => self.leave_operators(),
+            if let Some((leader, cx)) = self.leading() {
+                leader.tick_members(cx);
+                leader.tick_slot(cx);
+                leader.tick_announcements(cx);
             }
             let is_compared = self.reports_outputs();
             self.cx.tick_pace(is_compared);
@@ -235,6 +234,7 @@ impl Replica {
                 break;
             }
         }
+        self.answer_operators();
     }
 
     fn on_link(&mut self, id: ReplicaId, up: bool) {

@@ -5,8 +5,8 @@
 //! it is served over NBD. A backup lasts as long as the connection that asked for `{"op":"backup"}`.
 
 use plover_disk::{Snapshot, SnapshotLimits};
-use plover_replica::{MemberOrder, OperatorInput};
 use plover_replica::newest::DiskCopy;
+use plover_replica::{MemberOrder, OperatorInput};
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,7 @@ use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note, OperatorInput, Role};
+use plover_replica::{Note, OperatorInput, Role};
 use plover_types::{Micros, ReplicaId};
 
 /// A stream of its own, so that the other decisions of a seed stay what they were when no guest ended.

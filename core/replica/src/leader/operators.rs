@@ -81,18 +81,20 @@ impl Leader {
         cx.operators.waiting.push_back((cx.now, ticket, input));
     }
 
-    /// Takes the inputs whose turn it is, and answers those whose fate is certain.
-    pub(crate) fn tick_operators(&mut self, cx: &mut Context) {
+    /// Takes the inputs whose turn it is, before the entries are delivered that this event has committed: room in the log is
+    /// made of older ones.
+    pub(crate) fn take_operators(&mut self, cx: &mut Context) {
         while let Some((since, ticket, input)) = cx.operators.waiting.pop_front() {
             match self.take_operator(cx, &input) {
                 Ok(safe) => cx.operators.open.push_back((ticket, safe)),
                 Err(why) if cx.now.since(since) >= WAITS_MAX => cx.answer(ticket, Err(why)),
-                Err(_) => {
-                    cx.operators.waiting.push_front((since, ticket, input));
-                    break;
-                }
+                Err(_) => return cx.operators.waiting.push_front((since, ticket, input)),
             }
         }
+    }
+
+    /// Answers the inputs that are safe by now.
+    fn answer_safe(&self, cx: &mut Context) {
         let (delivered, solo) = (cx.group.delivered, self.is_solo(cx));
         cx.operators.answer(&mut cx.out, |safe| match safe {
             Safe::Entry(index) => index <= delivered,
@@ -144,8 +146,12 @@ impl Replica {
         }
     }
 
-    /// This replica leads no more: what its operators have given it is in the hands of the next leader, or lost.
-    pub(crate) fn leave_operators(&mut self) {
+    /// Answers the inputs whose fate is certain. If this replica leads no more, they are in the hands of the next leader, or
+    /// lost.
+    pub(crate) fn answer_operators(&mut self) {
+        if let Some((leader, cx)) = self.leading() {
+            return leader.answer_safe(cx);
+        }
         let Operators { waiting, open } = std::mem::take(&mut self.cx.operators);
         let me = self.cx.config.me;
         for (ticket, _) in open {

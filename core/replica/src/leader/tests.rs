@@ -254,7 +254,11 @@ fn an_operators_input_waits_until_the_leader_serves_or_is_refused() {
     replica.leading().unwrap().0.serving = true;
     let out = apply(&mut replica, Micros(3), Event::Tick);
     assert!(was_operated(&out));
-    assert_eq!(answers(&out), [(1, Ok(()))], "it is solo: its guest is all there is");
+    assert_eq!(
+        answers(&out),
+        [(1, Ok(()))],
+        "it is solo: its guest is all there is"
+    );
 
     replica.leading().unwrap().0.serving = false;
     apply(&mut replica, Micros(4), given(2));
@@ -280,7 +284,11 @@ fn an_input_that_is_in_no_log_is_safe_with_the_checkpoint_behind_it() {
     replica.cx.operators.cut(SyncNo(2));
     apply(&mut replica, Micros(2), given(2));
     assert_eq!(synced(&mut replica, 2), [(1, Ok(()))]);
-    assert_eq!(synced(&mut replica, 3), [], "no checkpoint has the second one");
+    assert_eq!(
+        synced(&mut replica, 3),
+        [],
+        "no checkpoint has the second one"
+    );
 }
 
 /// Nothing that an operator was told to be taken is lost with the lead, and nothing is lost without a word.

@@ -70,7 +70,7 @@ impl Body {
             Action::StageDisks { sync, chunks } => self.stage_disks(sync, chunks),
             Action::Feed(frames) => self.feed(&frames),
             Action::Operate(input) => self.operate(&input),
-            Action::Answer { ticket, result } => self.input_answered(ticket, result)?,
+            Action::Answer { ticket, result } => self.input_answered(ticket, result),
             Action::Release { slot, frames } => self.release(slot, &frames),
             Action::FaceClients(facing) => {
                 self.facing = facing;

@@ -49,7 +49,8 @@ impl Body {
             Ok(input) => self.give_input(input, asker),
             Err(op) => {
                 let answer = self.carry_out(op)?;
-                self.answer(asker, answer)
+                self.reply(asker, &answer);
+                Ok(())
             }
         }
     }
@@ -101,7 +102,9 @@ impl Body {
             | Op::Reset
             | Op::Pause
             | Op::Unpause
-            | Op::Type { .. } => json!({"error": "inputs to the guest are answered when they are safe"}),
+            | Op::Type { .. } => {
+                json!({"error": "inputs to the guest are answered when they are safe"})
+            }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
     }

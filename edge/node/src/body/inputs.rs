@@ -28,10 +28,15 @@ pub(super) struct Inputs {
 
 impl Body {
     /// Gives the guest an operator's input, by the log. Only a leader takes it.
-    pub(super) fn give_input(&mut self, input: OperatorInput, asker: Asker) -> Result<(), BoxError> {
+    pub(super) fn give_input(
+        &mut self,
+        input: OperatorInput,
+        asker: Asker,
+    ) -> Result<(), BoxError> {
         if self.role != Role::Leader {
             let why = self.not_leading("does not lead");
-            return self.answer(asker, json!({"error": why}));
+            self.reply(asker, &json!({"error": why}));
+            return Ok(());
         }
         let guest = PowerState {
             is_off: self.is_guest_off(),
@@ -39,7 +44,8 @@ impl Body {
             serves: self.replica.status().serving,
         };
         if let Some(why) = guest.why_not(&input) {
-            return self.answer(asker, json!({"error": why}));
+            self.reply(asker, &json!({"error": why}));
+            return Ok(());
         }
         let given = &mut self.given;
         given.last += 1;
@@ -49,36 +55,31 @@ impl Body {
     }
 
     /// It is known what has become of an input.
-    pub(super) fn input_answered(
-        &mut self,
-        ticket: Ticket,
-        result: Result<(), NotTaken>,
-    ) -> Result<(), BoxError> {
+    pub(super) fn input_answered(&mut self, ticket: Ticket, result: Result<(), NotTaken>) {
         let Some(asker) = self.given.open.remove(&ticket) else {
-            return Ok(());
+            return;
         };
         let answer = match result {
             Ok(()) => json!({"ok": true}),
             Err(why) => json!({"error": why.to_string()}),
         };
-        self.answer(asker, answer)
+        self.reply(asker, &answer);
     }
 
     /// Answers a request.
-    pub(super) fn answer(&mut self, asker: Asker, answer: Value) -> Result<(), BoxError> {
+    pub(super) fn reply(&mut self, asker: Asker, answer: &Value) {
         match asker {
             Asker::Here(reply) => {
                 // A client that has gone wants no answer.
-                let _ = reply.send(answer);
+                let _ = reply.send(answer.clone());
             }
-            Asker::There(to, id) => self.tell_answer(to, id, &answer),
+            Asker::There(to, id) => self.tell_answer(to, id, answer),
             Asker::Console => {
                 if let Some(why) = answer["error"].as_str() {
                     self.show(format!("\r\n[{why}]\r\n").as_bytes());
                 }
             }
         }
-        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 use super::answers::Answers;
 use super::backup::Backup;
 use super::failover::Failover;
+use super::inputs::Inputs;
 use super::printed::Printed;
 use super::relay::Relay;
 use super::waiting::Waiting;

@@ -133,11 +133,11 @@ impl Body {
                     Ok(op) if op.may_be_sent_on() => self.request(op, asker)?,
                     Ok(_) => {
                         let why = "this is a request for the replica's own host";
-                        self.answer(asker, json!({"error": why}))?;
+                        self.reply(asker, &json!({"error": why}));
                     }
                     Err(error) => {
                         let why = format!("not a request: {error}");
-                        self.answer(asker, json!({"error": why}))?;
+                        self.reply(asker, &json!({"error": why}));
                     }
                 }
             }

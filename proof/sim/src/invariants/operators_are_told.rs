@@ -67,7 +67,9 @@ impl OperatorsAreTold {
     ) -> Check {
         let late = |given: &Given| now.since(given.at) > TOLD_WITHIN && runs(given.to);
         if let Some((ticket, given)) = self.given.iter().find(|(_, given)| late(given)) {
-            return Err(violation(format!("{ticket:?} was never answered: {given:?}")));
+            return Err(violation(format!(
+                "{ticket:?} was never answered: {given:?}"
+            )));
         }
         let is_lost = |line: &&Vec<u8>| log.is_some_and(|log| log.place_of_line(line).is_none());
         match self.safe.iter().find(is_lost) {
