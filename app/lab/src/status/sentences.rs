@@ -69,6 +69,9 @@ impl GroupStatus {
             if let Some(stale) = replica.text("stale_file") {
                 told.push(format!("Replica {}: {stale}.", replica.id));
             }
+            if let Some(lost) = replica.lines_lost() {
+                told.push(format!("Replica {}: {lost}.", replica.id));
+            }
             if let Some(waits) = replica.text("waits_for") {
                 told.push(format!("Replica {} {waits}.", replica.id));
             }
@@ -242,6 +245,22 @@ impl ReplicaStatus {
 
     fn text(&self, key: &str) -> Option<&str> {
         self.more.get(key)?.as_str()
+    }
+
+    /// Lines of its log and trace that could not be written.
+    fn lines_lost(&self) -> Option<String> {
+        let lost = self.more.get("lines_lost")?.as_object()?;
+        let count = |(of, lines): (&String, &serde_json::Value)| {
+            lines
+                .as_u64()
+                .filter(|lines| *lines > 0)
+                .map(|lines| format!("{lines} of the {of}"))
+        };
+        let all: Vec<_> = lost.iter().filter_map(count).collect();
+        (!all.is_empty()).then(|| {
+            let all = all.join(", ");
+            format!("lines were lost ({all}): the journal, disk or tmpfs that they go to has stood still or is full")
+        })
     }
 
     /// Whether the secondary's guest rests, and why, where the policy lets it.

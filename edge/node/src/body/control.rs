@@ -2,6 +2,7 @@
 
 use super::inputs::Asker;
 use super::{Body, BoxError};
+use crate::background::Background;
 use crate::clock;
 use crate::control::{Op, Request};
 use crate::recent::Wanted;
@@ -307,6 +308,7 @@ impl Body {
         answer["inputs"] = self.inputs.into();
         let damaged = self.fabric.as_ref().map(|fabric| fabric.stats().damaged);
         answer["links_cut"] = damaged.unwrap_or_default().into();
+        answer["lines_lost"] = json!(Background::lost());
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();

@@ -227,7 +227,14 @@ impl Body {
     pub(super) fn operate(&mut self, input: &OperatorInput) {
         let Some(vm) = &mut self.vm else { return };
         match input {
-            OperatorInput::Console(bytes) => vm.console_write(bytes),
+            OperatorInput::Console(bytes) => {
+                let lost = vm.console_write(bytes);
+                if lost > 0 && self.role == Role::Leader {
+                    let why =
+                        format!("{lost} bytes that were typed are lost: the guest reads none");
+                    self.show(format!("\r\n[{why}]\r\n").as_bytes());
+                }
+            }
             OperatorInput::PowerButton => vm.command(VmCommand::PowerButton),
             OperatorInput::Start => vm.command(VmCommand::Start),
             OperatorInput::Reboot => vm.command(VmCommand::Reboot),
