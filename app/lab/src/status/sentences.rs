@@ -249,18 +249,12 @@ impl ReplicaStatus {
 
     /// Lines of its log and trace that could not be written.
     fn lines_lost(&self) -> Option<String> {
-        let lost = self.more.get("lines_lost")?.as_object()?;
-        let count = |(of, lines): (&String, &serde_json::Value)| {
-            lines
-                .as_u64()
-                .filter(|lines| *lines > 0)
-                .map(|lines| format!("{lines} of the {of}"))
-        };
-        let all: Vec<_> = lost.iter().filter_map(count).collect();
-        (!all.is_empty()).then(|| {
-            let all = all.join(", ");
-            format!("lines were lost ({all}): the journal, disk or tmpfs that they go to has stood still or is full")
-        })
+        let lost = self.more.get("lines_lost")?.as_object()?.iter();
+        let lost = lost.filter(|(_, lines)| lines.as_u64() > Some(0));
+        let words = lost.map(|(of, lines)| format!("{lines} lines of its {of} were lost"));
+        let words: Vec<_> = words.collect();
+        let why = "what they go to has stood still, or is full";
+        (!words.is_empty()).then(|| format!("{}: {why}", words.join(", ")))
     }
 
     /// Whether the secondary's guest rests, and why, where the policy lets it.

@@ -194,7 +194,6 @@ impl QemuVm {
 
     /// Types on the guest's serial console, unless the guest is off. Returns how many bytes are lost, because the guest reads
     /// none and too many wait.
-    #[must_use]
     pub fn console_write(&mut self, bytes: &[u8]) -> usize {
         match self.is_off() {
             true => 0,
