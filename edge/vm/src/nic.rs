@@ -270,7 +270,10 @@ mod tests {
     fn the_queue_is_bounded_standing_and_running() {
         let mut nic = nic(16);
         let big = Frame(vec![1; 1514]);
-        assert_eq!((0..100).take_while(|_| feed(&mut nic, big.clone())).count(), 16);
+        assert_eq!(
+            (0..100).take_while(|_| feed(&mut nic, big.clone())).count(),
+            16
+        );
         nic.release();
         let mut fed = 16;
         while feed(&mut nic, big.clone()) {

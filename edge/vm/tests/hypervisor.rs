@@ -167,6 +167,23 @@ fn number(frame: &Frame) -> Option<u16> {
     request.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
 }
 
+/// TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 and TUN_F_TSO_ECN.
+const ALL_OFFLOADS: u32 = 15;
+
+#[test]
+fn offloads_are_what_the_guests_driver_takes() {
+    for offloads in [true, false] {
+        let config = QemuConfig {
+            offloads,
+            ..config(Machine::Microvm)
+        };
+        let mut guest = Guest::boot(config);
+        guest.wait_ping(1);
+        let taken = if offloads { ALL_OFFLOADS } else { 0 };
+        assert_eq!(guest.vm.offloads(), taken);
+    }
+}
+
 fn ended(how: GuestEnd, then: AtEnd) -> VmEvent {
     VmEvent::GuestEnded { how, then }
 }

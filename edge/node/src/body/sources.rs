@@ -176,8 +176,7 @@ impl Body {
     /// The TAP leaves to the guest what the guest's driver takes. Frames that wait in it are as before: a guest that has just
     /// booted drops those that are too long for it, as a network card does.
     fn allow_offloads(&mut self) {
-        self.tap
-            .allow(self.vm.as_ref().map_or(0, QemuVm::offloads));
+        self.tap.allow(self.vm.as_ref().map_or(0, QemuVm::offloads));
     }
 
     /// This leader hands over: what clients have sent here goes to the next one.
