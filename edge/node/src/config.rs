@@ -219,9 +219,8 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's MAC address, which no other machine of its network may have.
     pub mac: Mac,
-    /// Whether the guest may leave checksums, and the cutting of long TCP segments, to its host (default true). It then sends
-    /// and gets segments of up to 64 KiB, at a fraction of the cost. All replicas must have the same; it takes effect when
-    /// the guest boots.
+    /// Whether the guest may leave checksums, and the cutting of long TCP segments, to its host. It then sends and
+    /// gets segments of up to 64 KiB, at a fraction of the cost. All replicas must have the same.
     #[serde(default = "default_offloads")]
     pub offloads: bool,
     /// The machine's UUID, which the guest reads in its SMBIOS (default: zeros).
