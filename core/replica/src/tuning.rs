@@ -25,8 +25,8 @@ pub struct Tuning {
     pub warm_bytes_per_s: u64,
     /// Whether only the differing subpages of divergent pages are sent.
     pub subpages: bool,
-    /// Frames that may wait to be fed.
-    pub input_frames_max: usize,
+    /// Bytes of frames that may wait to be fed.
+    pub input_bytes_max: usize,
 }
 
 impl Config {
@@ -39,7 +39,7 @@ impl Config {
             unprotected_output: self.unprotected_output,
             warm_bytes_per_s: self.warm_bytes_per_s,
             subpages: self.subpages,
-            input_frames_max: self.input_frames_max,
+            input_bytes_max: self.input_bytes_max,
         }
     }
 
@@ -50,7 +50,7 @@ impl Config {
         self.unprotected_output = to.unprotected_output;
         self.warm_bytes_per_s = to.warm_bytes_per_s;
         self.subpages = to.subpages;
-        self.input_frames_max = to.input_frames_max;
+        self.input_bytes_max = to.input_bytes_max;
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
             },
             warm_bytes_per_s: 5,
             subpages: !before.subpages,
-            input_frames_max: 9,
+            input_bytes_max: 9,
             ..before
         };
         apply(&mut replica, Micros(2), Event::Tuned(Box::new(after)));

@@ -33,7 +33,7 @@ mod time;
 pub mod wire;
 
 pub use device::{DeviceState, MachineWords};
-pub use frame::{Frame, Mac, Unconsumed};
+pub use frame::{Frame, Mac, Offload, Unconsumed};
 pub use hash_key::HashKey;
 pub use ids::{
     Awaited, Digest, Incarnation, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View,

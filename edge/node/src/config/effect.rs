@@ -55,7 +55,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "policy.unprotected_output",
             "policy.subpages",
             "policy.compress",
-            "policy.input_frames",
+            "policy.input_mib",
             "debug.checksum_each_sync",
             "debug.trace_syncs",
         ],
