@@ -52,6 +52,7 @@ pub mod capture;
 pub mod chaos;
 pub mod crash;
 pub mod demo;
+pub mod drill;
 pub mod experiment;
 pub mod filesystem;
 pub mod freezer;
