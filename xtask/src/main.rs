@@ -20,7 +20,8 @@ mod verify;
 use clap::{Parser, Subcommand};
 use failures::Failures;
 use packages::{
-    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, NEWER_QEMU, OFI, PROGRAMS, UEFI, WEB,
+    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, NEWER_QEMU, OFI, PROGRAMS,
+    UEFI, WEB,
 };
 use run::{Cargo, Result};
 use std::ffi::OsString;

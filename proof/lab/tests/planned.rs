@@ -67,8 +67,13 @@ fn a_group_is_upgraded_taken_back_and_upgraded() {
             let why = format!("replica 2 speaks {old} only");
             ensure!(waits_for.contains(&why), "{waits_for}");
             let table = lab.lab().status().to_string();
-            let told = table.lines().find(|line| line.contains("waits for wire version"));
-            eprintln!("{}", told.context("the table says what the group waits for")?);
+            let told = table
+                .lines()
+                .find(|line| line.contains("waits for wire version"));
+            eprintln!(
+                "{}",
+                told.context("the table says what the group waits for")?
+            );
         }
 
         // The leader dies when only one replica has the former release.

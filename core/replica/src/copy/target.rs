@@ -230,7 +230,10 @@ impl Replica {
             return;
         };
         if own.needed != source.needed {
-            let (own, source) = (only_in(&own.needed, &source.needed), only_in(&source.needed, &own.needed));
+            let (own, source) = (
+                only_in(&own.needed, &source.needed),
+                only_in(&source.needed, &own.needed),
+            );
             let why = format!(
                 "its hypervisor makes another machine than the source's: {own} instead of {source}"
             );

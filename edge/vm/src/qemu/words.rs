@@ -100,7 +100,12 @@ pub(super) fn features(answer: &Value) -> Vec<String> {
         let part = part.map_or_else(String::new, |part| format!(".{part}"));
         (bits != 0).then(|| format!("CPUID {leaf:X}{part} {register} {bits:08x}"))
     };
-    answer.as_array().into_iter().flatten().filter_map(word).collect()
+    answer
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(word)
+        .collect()
 }
 
 /// QEMU's release, of a QMP greeting: its major and minor number. A third number only mends.
@@ -165,7 +170,8 @@ mod tests {
     #[test]
     fn features_are_told_by_register_and_without_the_arrangement() {
         let word = |leaf: u64, part: Option<u64>, register: &str, bits: u64| {
-            let mut word = json!({"cpuid-input-eax": leaf, "cpuid-register": register, "features": bits});
+            let mut word =
+                json!({"cpuid-input-eax": leaf, "cpuid-register": register, "features": bits});
             if let Some(part) = part {
                 word["cpuid-input-ecx"] = part.into();
             }

@@ -24,6 +24,10 @@ pub struct Row {
     pub lost: u64,
     /// Connections that were reset meanwhile.
     pub resets: usize,
+    /// Whether two replicas should have held the guest all the time.
+    pub planned: bool,
+    /// How often one replica alone held the guest.
+    pub alone: usize,
 }
 
 impl fmt::Display for Row {
@@ -106,7 +110,7 @@ impl Report {
     }
 }
 
-/// The table and the verdict.
+/// The table and the verdict. "alone" counts how often one replica alone held the guest.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut names: Vec<&str> = Vec::new();
@@ -117,15 +121,15 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "\n{:<28} {:>5} {:>22} {:>22} {:>20} {:>9} {:>5} {:>6}",
-            "step", "times", "gap", "slowest client", "took", "requests", "lost", "resets"
+            "\n{:<28} {:>5} {:>22} {:>22} {:>20} {:>9} {:>5} {:>6} {:>5}",
+            "step", "times", "gap", "slowest client", "took", "requests", "lost", "resets", "alone"
         )?;
         for name in names {
             let rows = self.of(name);
             let sum = |of: fn(&Row) -> u64| rows.iter().map(|row| of(row)).sum::<u64>();
             writeln!(
                 f,
-                "{name:<28} {:>5} {:>22} {:>22} {:>20} {:>9} {:>5} {:>6}",
+                "{name:<28} {:>5} {:>22} {:>22} {:>20} {:>9} {:>5} {:>6} {:>5}",
                 rows.len(),
                 spread(&rows, |row| row.silence_us as f64 / 1e3, 0, "ms"),
                 spread(&rows, |row| row.slowest_us as f64 / 1e3, 0, "ms"),
@@ -133,6 +137,7 @@ impl fmt::Display for Report {
                 sum(|row| row.requests),
                 sum(|row| row.lost),
                 sum(|row| row.resets as u64),
+                sum(|row| row.alone as u64),
             )?;
         }
         let sum = |of: fn(&Round) -> u64| self.rounds.iter().map(of).sum::<u64>();
@@ -190,6 +195,8 @@ mod tests {
             requests: 10,
             lost: 0,
             resets: 0,
+            planned: true,
+            alone: 0,
         }
     }
 
@@ -208,10 +215,7 @@ mod tests {
             },
             sync: SyncStatus::default(),
         };
-        Round::new(
-            vec![row("a", 100, 30_000), row("b", 200, 80_000)],
-            verdict,
-        )
+        Round::new(vec![row("a", 100, 30_000), row("b", 200, 80_000)], verdict)
     }
 
     #[test]
@@ -239,6 +243,6 @@ mod tests {
         let text = Report { rounds }.to_string();
         let line = text.lines().find(|line| line.starts_with("a ")).unwrap();
         assert!(line.contains("31 (30 to 90) ms"), "{line}");
-        assert!(line.contains("30     0      0"), "{line}");
+        assert!(line.ends_with("30     0      0     0"), "{line}");
     }
 }

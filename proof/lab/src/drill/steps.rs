@@ -2,6 +2,7 @@
 
 use super::Scene;
 use crate::experiment::Experiment;
+use crate::script::the_witness_is_warm;
 use crate::{ask_guest, converse, recover, role};
 use anyhow::{Context, Result, ensure};
 use plover_lab::backup::{self, Backup, Limits};
@@ -222,17 +223,10 @@ fn restart(
     scene.row(row, true, |scene| {
         end(&mut scene.lab, id)?;
         change(&scene.lab, id)?;
+        let started_us = now_us();
         recover(&mut scene.lab, id)?;
-        the_third_is_warm(&mut scene.lab)
-    })
-}
-
-/// The next host may go: the witness can take its place.
-fn the_third_is_warm(lab: &mut Experiment) -> Result<()> {
-    lab.wait("the witness has a warm copy", |lab| {
-        let status = lab.lab().status();
-        let witness = status.replicas.iter().find(|it| it.role == "witness");
-        Ok(witness.is_some_and(|it| it.more.get("keeps_copy_of").is_some_and(|of| !of.is_null())))
+        // The next host may go: the witness can take its place.
+        the_witness_is_warm(&mut scene.lab, started_us)
     })
 }
 
@@ -265,7 +259,10 @@ fn replace(scene: &mut Scene) -> Result<()> {
         let (leader, there) = control(&scene.lab, "leader")?;
         let nobody = member_change(dead, dead);
         let refused = operate::change_members(&there, &nobody, REPLACED_WITHIN, |_| ());
-        let said = refused.err().context("a change that must be refused")?.to_string();
+        let said = refused
+            .err()
+            .context("a change that must be refused")?
+            .to_string();
         ensure!(said.contains("such as"), "{said}");
         replace_by_spare(scene, leader, dead)
     })?;
@@ -309,7 +306,9 @@ fn replace_by_spare(scene: &mut Scene, at: u8, old: u8) -> Result<()> {
     let progress = scene.lab.progress().clone();
     let members = scene.aside("the host is replaced", move || {
         let change = member_change(old, new);
-        operate::change_members(&there, &change, REPLACED_WITHIN, |words| progress.say(words))
+        operate::change_members(&there, &change, REPLACED_WITHIN, |words| {
+            progress.say(words)
+        })
     })?;
     ensure!(
         members.contains(&new) && !members.contains(&old) && members.len() == 3,
