@@ -40,7 +40,6 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     prerequisites::check_root()?;
-    let _turn = Turn::wait();
     let plan = Plan {
         name: "drill",
         program: program().to_owned(),
@@ -48,6 +47,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         only: arguments.only.clone(),
         newer_qemu: arguments.newer_qemu.clone(),
     };
+    // Before another lab is waited for.
+    plan.steps()?;
+    let _turn = Turn::wait();
     let report = drill::run(&plan, &Progress::interruptible(false)?)?;
     if arguments.json {
         let _ = writeln!(std::io::stderr(), "{report}");

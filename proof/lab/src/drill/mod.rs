@@ -54,13 +54,20 @@ impl Plan {
     /// The steps that it asks for, in their order.
     ///
     /// # Errors
-    /// There is no step of such a name.
-    fn steps(&self) -> Result<Vec<&'static Step>> {
+    /// There is no step of such a name, or no such QEMU.
+    pub fn steps(&self) -> Result<Vec<&'static Step>> {
         for name in &self.only {
             ensure!(
                 STEPS.iter().any(|step| step.name == name),
                 "there is no step '{name}'; there are {}",
                 STEPS.map(|step| step.name).join(", ")
+            );
+        }
+        if let Some(qemu) = &self.newer_qemu {
+            ensure!(
+                qemu.is_file(),
+                "there is no QEMU at {}: name its binary",
+                qemu.display()
             );
         }
         let is_wanted = |step: &&Step| match self.only.is_empty() {
@@ -70,7 +77,7 @@ impl Plan {
         let steps: Vec<_> = STEPS.iter().filter(is_wanted).collect();
         ensure!(
             self.newer_qemu.is_some() || !steps.iter().any(|step| step.needs_newer_qemu),
-            "the step needs another QEMU: say --newer-qemu, too"
+            "the step upgrade-qemu needs a second QEMU: say --newer-qemu, too"
         );
         Ok(steps)
     }
