@@ -22,6 +22,7 @@ use plover_lab::progress::Progress;
 use plover_lab::trace::now_us;
 use plover_lab::up::is_interruption;
 use report::{Report, Round, Row};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use steps::{STEPS, Step};
@@ -212,13 +213,15 @@ impl Scene {
         Ok(())
     }
 
-    /// How often an in-sync set with one member was committed since then.
+    /// How many in-sync sets with one member were committed since then. Each replica tells of an entry.
     fn alone(&mut self, since_us: u64) -> usize {
         let events = self.lab.events().iter();
-        let sets = events.filter(|event| event.mono_us > since_us && event.what == "in_sync");
-        sets.filter_map(|event| event.number("in_sync"))
-            .filter(|set| set.count_ones() < 2)
-            .count()
+        let alone = events.filter(|event| {
+            let set = event.number("in_sync").unwrap_or(0b11);
+            event.mono_us > since_us && event.what == "in_sync" && set.count_ones() < 2
+        });
+        let entries: BTreeSet<_> = alone.map(|event| event.number("at")).collect();
+        entries.len()
     }
 
     /// Does something that waits by itself, on a thread: meanwhile the events of the lab are told, and Ctrl-C is heard.
