@@ -54,6 +54,12 @@ pub(crate) fn build_disk() -> Result<()> {
     run::finish(Command::new(script).stdout(std::io::stderr()))
 }
 
+/// The path of Debian 13's QEMU, after it has been fetched if it is missing.
+pub(crate) fn newer_qemu() -> Result<String> {
+    let mut script = Command::new(run::root().join("guests/newer-qemu"));
+    Ok(run::output_of(&mut script)?.trim().to_owned())
+}
+
 /// The names of all guests that run from memory, in alphabetical order.
 pub(crate) fn recipes() -> Result<Vec<String>> {
     let mut names = Vec::new();

@@ -20,7 +20,8 @@ mod verify;
 use clap::{Parser, Subcommand};
 use failures::Failures;
 use packages::{
-    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, OFI, PROGRAMS, UEFI, WEB,
+    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, NEWER_QEMU, OFI, PROGRAMS,
+    UEFI, WEB,
 };
 use run::{Cargo, Result};
 use std::ffi::OsString;
@@ -51,6 +52,9 @@ enum Task {
     /// Break a lab at random, under load, and check what its clients saw. Arguments go to `plover-chaos`.
     #[command(disable_help_flag = true)]
     Chaos(Rest),
+    /// Do planned work on a lab under load, one thing after another, and kill two leaders. Arguments go to `plover-drill`.
+    #[command(disable_help_flag = true)]
+    Drill(Rest),
     /// Make, use and break a lab of three replicas on this machine. Arguments go to `plover lab`.
     #[command(disable_help_flag = true)]
     Lab(Rest),
@@ -134,6 +138,13 @@ fn run(task: Task) -> Result<ExitCode> {
             guest::build(guest::DEFAULT)?;
             Cargo::run_of("plover-lab-proof", "plover-chaos")
                 .args(rest.arguments)
+                .become_it()
+        }
+        Task::Drill(rest) => {
+            packages::ensure(&[LAB, GUEST, IMAGES])?;
+            guest::build(guest::DEFAULT)?;
+            Cargo::run_of("plover-lab-proof", "plover-drill")
+                .args(newer_qemu(rest.arguments)?)
                 .become_it()
         }
         Task::Programs(rest) => {
@@ -254,6 +265,20 @@ fn run(task: Task) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Arguments of `./x drill`, with the path of Debian 13's QEMU behind a `--newer-qemu` that names no file.
+fn newer_qemu(mut arguments: Vec<OsString>) -> Result<Vec<OsString>> {
+    let at = arguments.iter().position(|word| word == "--newer-qemu");
+    let Some(at) = at else {
+        return Ok(arguments);
+    };
+    let next = arguments.get(at + 1).and_then(|word| word.to_str());
+    if next.is_none_or(|word| word.starts_with('-')) {
+        packages::ensure(&[NEWER_QEMU])?;
+        arguments.insert(at + 1, guest::newer_qemu()?.into());
+    }
+    Ok(arguments)
 }
 
 /// Whether arguments of `./x programs` name another program than Redis, or mean all of them.

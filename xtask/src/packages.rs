@@ -59,6 +59,15 @@ pub(crate) const GUEST: &[Need] = &[
 /// To import images.
 pub(crate) const IMAGES: &[Need] = &[need("qemu-img", "qemu-utils")];
 
+/// To unpack the QEMU of another Debian.
+pub(crate) const NEWER_QEMU: &[Need] = &[
+    need("patchelf", "patchelf"),
+    need(
+        "/usr/share/keyrings/debian-archive-keyring.gpg",
+        "debian-archive-keyring",
+    ),
+];
+
 /// To start a guest by UEFI.
 pub(crate) const UEFI: &[Need] = &[need("/usr/share/ovmf/OVMF.fd", "ovmf")];
 

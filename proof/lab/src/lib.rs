@@ -53,6 +53,7 @@ pub mod chaos;
 pub mod cluster;
 pub mod crash;
 pub mod demo;
+pub mod drill;
 pub mod experiment;
 pub mod filesystem;
 pub mod freezer;

@@ -72,6 +72,8 @@ pub struct Audit {
     pub acked: u64,
     /// Acknowledged writes that are missing or have another value.
     pub lost: u64,
+    /// When each of them was acknowledged, on the clock of the traces.
+    pub lost_acked_us: Vec<u64>,
     /// The keys of the first few of them.
     pub lost_keys: Vec<String>,
     /// Connections that were lost, with the error of each.
@@ -194,7 +196,8 @@ impl Client {
         };
         let mut connection = self.connect().context("the audit")?;
         for (number, writer) in self.writers.iter().enumerate() {
-            let written = writer.account().acks_us.len() as u64;
+            let acks_us = writer.account().acks_us.clone();
+            let written = acks_us.len() as u64;
             for from in (0..written).step_by(AUDIT_KEYS as usize) {
                 let values: Vec<u64> = (from..written.min(from + AUDIT_KEYS)).collect();
                 let keys: Vec<String> = values.iter().map(|n| key(number as u32, *n)).collect();
@@ -204,6 +207,7 @@ impl Client {
                 for ((value, key), found) in values.into_iter().zip(keys).zip(found) {
                     if found.as_deref() != Some(value.to_string().as_bytes()) {
                         audit.lost += 1;
+                        audit.lost_acked_us.push(acks_us[value as usize]);
                         if audit.lost_keys.len() < 10 {
                             audit.lost_keys.push(key);
                         }
@@ -372,6 +376,10 @@ mod tests {
             (1, vec!["plover:1:17".into()])
         );
         assert!(audit.resets.is_empty());
+        let [acked_us] = audit.lost_acked_us[..] else {
+            panic!("{:?}", audit.lost_acked_us);
+        };
+        assert!(acked_us > 0 && acked_us < now_us());
         let audit = audit_after(forgetful_redis(""), 300);
         assert_eq!(audit.lost, 0);
     }

@@ -163,20 +163,13 @@ fn with_a_disk(scratch: &Path) -> Options {
 }
 
 #[test]
-fn a_replica_whose_disk_fails_leaves_and_comes_back_when_it_is_mended() {
+fn a_replica_whose_disk_fails_or_hangs_leaves_and_comes_back_when_it_is_mended() {
     let scratch = tempfile::tempdir().expect("a directory is made");
     let small = SmallDisk::new(scratch.path().join("small"), 8).expect("a file system is mounted");
+    let freezer = Freezer::new(scratch.path().join("freezer"), 64).expect("a file system is made");
     prove("t-faulty", with_a_disk(scratch.path()), |lab| {
         fill_one_disk(lab, &small)?;
-        lose_the_leaders_disk(lab)
-    });
-}
-
-#[test]
-fn a_replica_whose_disk_hangs_hands_over() {
-    let scratch = tempfile::tempdir().expect("a directory is made");
-    let freezer = Freezer::new(scratch.path().join("freezer"), 64).expect("a file system is made");
-    prove("t-hung", with_a_disk(scratch.path()), |lab| {
+        lose_the_leaders_disk(lab)?;
         hang_the_leaders_disk(lab, &freezer)
     });
 }

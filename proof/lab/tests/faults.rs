@@ -55,38 +55,35 @@ fn hosts_die() {
     });
 }
 
-/// The supervisor of a process that dies tells the others.
+/// The supervisor of a process that dies tells the others. systemd sends SIGABRT to the main process of a service whose
+/// watchdog messages stop, and the supervisor kills the replica whose loop hangs.
 #[test]
-fn processes_die() {
+fn processes_die_and_hang() {
     prove("t-crash", Options::default(), |lab| {
         script::outputs_match(lab)?;
         script::a_process_dies(lab, "leader")?;
         script::outputs_match(lab)?;
         script::a_process_dies(lab, "secondary")?;
-        script::outputs_match(lab)
+        script::outputs_match(lab)?;
+        a_loop_hangs(lab)
     });
 }
 
-/// systemd sends SIGABRT to the main process of a service whose watchdog messages stop.
-#[test]
-fn a_loop_that_hangs_is_killed_by_its_supervisor() {
-    prove("t-watchdog", Options::default(), |lab| {
-        script::outputs_match(lab)?;
+fn a_loop_hangs(lab: &mut Experiment) -> Result<()> {
+    let status = lab.lab().status();
+    let leader = status.leader().context("a replica leads")?;
+    let (id, pid) = (leader.id, leader.plover_pid.context("it runs")?);
+    let replica = Process::now(pid).context("it runs")?;
+    let supervisor = Process::now(parent(pid)?).context("it runs")?;
+    let at = now_us();
+    ensure!(replica.signal(Signal::STOP), "it has ended");
+    lab.wait_for_answers(at)?;
+    ensure!(supervisor.signal(Signal::ABORT), "it has ended");
+    lab.wait("the supervisor has killed the replica, and ended", |lab| {
         let status = lab.lab().status();
-        let leader = status.leader().context("a replica leads")?;
-        let (id, pid) = (leader.id, leader.plover_pid.context("it runs")?);
-        let replica = Process::now(pid).context("it runs")?;
-        let supervisor = Process::now(parent(pid)?).context("it runs")?;
-        let at = now_us();
-        ensure!(replica.signal(Signal::STOP), "it has ended");
-        lab.wait_for_answers(at)?;
-        ensure!(supervisor.signal(Signal::ABORT), "it has ended");
-        lab.wait("the supervisor has killed the replica, and ended", |lab| {
-            let status = lab.lab().status();
-            Ok(status.replica(id).is_some_and(|it| it.role == "down") && !supervisor.is_alive())
-        })?;
-        recover(lab, id)
-    });
+        Ok(status.replica(id).is_some_and(|it| it.role == "down") && !supervisor.is_alive())
+    })?;
+    recover(lab, id)
 }
 
 fn parent(pid: u32) -> Result<u32> {
@@ -120,42 +117,23 @@ fn other_machines_fail_over_too() {
     }
 }
 
-/// A host that stood still and goes on believes that it still leads.
+/// A host that stood still and goes on believes that it still leads. Where one part of a host stands still, that side is
+/// at fault, and the other goes on. One leader is cut off from all, whose streams of compressed records begin anew when the
+/// links come back. One is cut off from the secondary alone: both still reach the witness, which decides which of the two
+/// goes on.
 #[test]
-fn the_leader_stands_still_for_three_seconds() {
-    prove("t-stop", Options::default(), |lab| {
+fn hosts_stand_still_or_are_cut_off_and_come_back() {
+    prove("t-silent", Options::default(), |lab| {
         let new = script::the_leader_stands_still(lab)?;
         let status = lab.lab().status();
         ensure!(
             status.leader().is_some_and(|now| now.id == new),
-            "who led leads again:\n{status}"
+            "the old leader leads again:\n{status}"
         );
-        Ok(())
-    });
-}
-
-/// One part of a host stands still: that side is at fault, and the other goes on.
-#[test]
-fn one_part_of_a_host_fails() {
-    prove("t-part", Options::default(), |lab| {
         script::the_leaders_hypervisor_hangs(lab)?;
         script::the_secondarys_hypervisor_hangs(lab)?;
-        script::the_leader_is_unplugged(lab)
+        script::the_leader_is_unplugged(lab)?;
+        script::the_leader_is_cut_off(lab)?;
+        script::the_leader_is_cut_from_the_secondary(lab)
     });
-}
-
-/// The streams of compressed records begin anew when the links come back.
-#[test]
-fn the_leader_is_cut_off_and_healed() {
-    prove("t-cut", Options::default(), script::the_leader_is_cut_off);
-}
-
-/// Both still reach the witness, which decides which of the two goes on.
-#[test]
-fn the_leader_is_cut_from_the_secondary_only() {
-    prove(
-        "t-split",
-        Options::default(),
-        script::the_leader_is_cut_from_the_secondary,
-    );
 }

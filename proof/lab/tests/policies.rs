@@ -92,7 +92,9 @@ fn connections_go_on_that_no_sync_has_seen() {
     });
 }
 
-/// COLO, under the faults of every policy.
+/// COLO, under the faults of every policy. Then the leader dies in each area of COLO's figure 4: an output of the leader's
+/// guest alone (A), of both and not released (B), half released (C), and a checkpoint before its end mark (D).
+/// `Phase::Apply` is after the end mark.
 #[test]
 fn a_guest_in_coarse_grained_lockstep_goes_on() {
     prove("t-colo", under("colo"), |lab| {
@@ -107,7 +109,15 @@ fn a_guest_in_coarse_grained_lockstep_goes_on() {
         outputs_match(lab)?;
         the_leader_stands_still(lab)?;
         outputs_match(lab)?;
-        the_leader_is_cut_off(lab)
+        the_leader_is_cut_off(lab)?;
+        for area in ["a", "b", "c", "d"] {
+            outputs_match(lab)?;
+            let (leader, at) = lab.crash_at(&role("leader"), &Moment::Area(area))?;
+            lab.wait_for_failover(leader, at)?;
+            lab.wait_until_protected_again(at)?;
+            recover(lab, leader)?;
+        }
+        Ok(())
     });
 }
 
@@ -122,23 +132,6 @@ fn a_guest_that_rests_now_and_then_goes_on() {
         for phase in [Phase::Exchange, Phase::Apply] {
             the_secondary_rests(lab)?;
             the_leader_dies_in(lab, phase)?;
-        }
-        Ok(())
-    });
-}
-
-/// The areas of COLO's figure 4: an output of the leader's guest alone (A), of both and not released
-/// (B), half released (C), and a checkpoint before its end mark (D). `Phase::Apply`, above, is after the
-/// end mark.
-#[test]
-fn a_leader_dies_in_each_area_of_figure_4() {
-    prove("t-areas", under("colo"), |lab| {
-        for area in ["a", "b", "c", "d"] {
-            outputs_match(lab)?;
-            let (leader, at) = lab.crash_at(&role("leader"), &Moment::Area(area))?;
-            lab.wait_for_failover(leader, at)?;
-            lab.wait_until_protected_again(at)?;
-            recover(lab, leader)?;
         }
         Ok(())
     });

@@ -167,162 +167,157 @@ fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
     Ok(second)
 }
 
-/// A reboot is the guest's own doing, and goes on whichever host it began on.
+/// What is typed, a reboot, a power-off and a pause hold on whichever host leads next.
 #[test]
-fn a_guest_reboots_while_its_leader_dies() {
+fn a_guest_by_its_console_while_its_leaders_die() {
     let _turn = Turn::wait();
-    let (up, _) = Up::new("t-reboot", &[]);
+    let (up, _) = Up::new("t-console", &[]);
     let lab = up.open();
-    let run = || -> Result<()> {
-        for _ in 0..2 {
-            wait_until_protected(&lab)?;
-            let first = lab.find(&role("leader"))?;
-            let mut console = lab.control(first).console()?;
-            converse(
-                &mut console,
-                "word=old; reboot -f; echo",
-                "Restarting system",
-            )?;
-            up.succeeds(&["fault", "kill", "--role", "leader"]);
-            let mut console = lab.control(another_leads(&lab, first)?).console()?;
-            console.set_read_timeout(Some(Duration::from_secs(1)))?;
-            let progress = Progress::silent(Arc::default());
-            let (mut heard, mut buffer) = (String::new(), [0; 4096]);
-            wait_for(&progress, "a shell that has forgotten", || {
-                // Text that is typed before the shell is up is lost.
-                console.write_all(b"echo word=$word.\n")?;
-                if let Ok(count) = console.read(&mut buffer) {
-                    heard += &String::from_utf8_lossy(&buffer[..count]);
-                }
-                Ok(heard.contains("word=."))
-            })?;
-            up.succeeds(&["restart", "--replica", &first.to_string()]);
-        }
-        Ok(())
-    };
-    run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
-}
-
-/// A guest that powers off is off on whichever host leads next, until an operator starts it. A guest that an operator
-/// pauses stands in the same way. The logs of all hosts tell of both.
-#[test]
-fn a_guest_that_is_off_stays_off_over_a_failover() {
-    let _turn = Turn::wait();
-    let (up, _) = Up::new("t-off", &[]);
-    let lab = up.open();
-    let start = |id: u8| {
-        let run_dir = format!("/run/plover-lab/{}/replica-{id}/run", up.name);
-        let output = plover(&["start", "--run-dir", &run_dir]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.success(), said)
-    };
-    let run = || -> Result<()> {
-        wait_until_protected(&lab)?;
-        let progress = Progress::silent(Arc::default());
-        let first = lab.find(&role("leader"))?;
-        let (done, said) = start(first);
-        ensure!(!done && said.contains("the guest is not off"), "{said}");
-        let mut console = lab.control(first).console()?;
-        converse(
-            &mut console,
-            "poweroff -f",
-            "it is off until 'plover start'",
-        )?;
-        wait_for(&progress, "both copies to be off", || {
-            let off = |id: &u8| lab.control(*id).status().is_ok_and(|s| s.guest_is_off());
-            Ok([0, 1, 2].iter().filter(|id| off(id)).count() == 2)
-        })?;
-        up.succeeds(&["fault", "kill", "--role", "leader"]);
-        let second = another_leads(&lab, first)?;
-        let status = lab.control(second).status()?;
-        ensure!(status.guest_is_off(), "it is on after a failover");
-        up.succeeds(&["restart", "--replica", &first.to_string()]);
-        wait_until_protected(&lab)?;
-        // Not on the leader's host: the replica there sends the order on.
-        ensure!(lab.find(&role("leader"))? == second, "{first} leads again");
-        let (done, said) = start(first);
-        ensure!(done, "{said}");
-        wait_for(&progress, "an answer of the service", || {
-            Ok(lab.guest_answers(Duration::from_secs(1)))
-        })?;
-        wait_until_protected(&lab)?;
-        up.succeeds(&["pause"]);
-        up.fails(&["shutdown"], "plover unpause");
-        up.succeeds(&["fault", "kill", "--role", "leader"]);
-        let third = another_leads(&lab, second)?;
-        ensure!(!lab.guest_answers(Duration::from_secs(1)), "it runs");
-        let told = up.succeeds(&["status"]);
-        ensure!(told.contains("paused by the operator"), "{told}");
-        up.succeeds(&["unpause"]);
-        wait_for(&progress, "an answer of the guest", || {
-            Ok(lab.guest_answers(Duration::from_secs(1)))
-        })?;
-        let run_dir = format!("/run/plover-lab/{}/replica-{third}/run", up.name);
-        let logs = plover(&["logs", "--run-dir", &run_dir]);
-        let logs = String::from_utf8_lossy(&logs.stdout);
-        let of = |id: u8| logs.contains(&format!("r{id} | "));
-        ensure!(of(third) && of(first), "{logs}");
-        ensure!(logs.contains(&format!("r{second} | [no log: ")), "{logs}");
-        ensure!(logs.contains("an operator lets the guest go on"), "{logs}");
-        Ok(())
+    let run = || {
+        the_console_outlives_its_host(&up, &lab)?;
+        the_leader_dies_in_a_reboot(&up, &lab)?;
+        a_guest_that_is_off_stays_off(&up, &lab)
     };
     run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
 }
 
 /// Typed text goes through the log: the shell that reads it is in the same state on both sides, and
 /// keeps its state over a failover.
-#[test]
-fn the_console_outlives_its_host() {
-    let _turn = Turn::wait();
-    let (up, _) = Up::new("t-console", &[]);
-    let lab = up.open();
+fn the_console_outlives_its_host(up: &Up, lab: &Lab) -> Result<()> {
     let leader = |lab: &Lab| lab.find(&role("leader"));
-    let run = || -> Result<()> {
-        let first = leader(&lab)?;
-        let mut console = lab.control(first).console()?;
-        converse(&mut console, "word=plo; echo is-$((6*7))", "is-42")?;
-        // Typed on the command's standard input, as a script would.
-        let mut typing = Command::new(program())
-            .args(["lab", "--name", up.name, "console"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()?;
-        typing
-            .stdin
-            .take()
-            .context("a pipe")?
-            .write_all(b"word=${word}ver\n")?;
-        ensure!(typing.wait()?.success());
-        converse(&mut console, "echo now-$word", "now-plover")?;
+    let first = leader(lab)?;
+    let mut console = lab.control(first).console()?;
+    converse(&mut console, "word=plo; echo is-$((6*7))", "is-42")?;
+    // Typed on the command's standard input, as a script would.
+    let mut typing = Command::new(program())
+        .args(["lab", "--name", up.name, "console"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()?;
+    typing
+        .stdin
+        .take()
+        .context("a pipe")?
+        .write_all(b"word=${word}ver\n")?;
+    ensure!(typing.wait()?.success());
+    converse(&mut console, "echo now-$word", "now-plover")?;
 
-        // A console open on a leader that is deposed, and lives, gets a message and is closed.
-        wait_until_protected(&lab)?;
-        let first = leader(&lab)?;
-        let mut console = lab.control(first).console()?;
-        up.succeeds(&["fault", "stop", "--role", "leader"]);
-        another_leads(&lab, first)?;
-        up.succeeds(&["fault", "cont", "--replica", &first.to_string()]);
-        console.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let mut heard = Vec::new();
-        let read = console.read_to_end(&mut heard);
-        // A guest that boots again prints bytes that are no text.
-        let heard = String::from_utf8_lossy(&heard);
-        read.with_context(|| format!("after: {heard}"))?;
-        ensure!(
-            heard.contains(&format!("replica {first} leads no more")),
-            "it heard: {heard}"
-        );
-        // One that is opened later is the guest's as well: the replica sends on what is typed, and what the guest prints.
-        wait_until_protected(&lab)?;
-        let mut console = lab.control(first).console()?;
-        converse(&mut console, "echo from-$word", "from-plover")?;
+    // A console open on a leader that is deposed, and lives, gets a message and is closed.
+    wait_until_protected(lab)?;
+    let first = leader(lab)?;
+    let mut console = lab.control(first).console()?;
+    up.succeeds(&["fault", "stop", "--role", "leader"]);
+    another_leads(lab, first)?;
+    up.succeeds(&["fault", "cont", "--replica", &first.to_string()]);
+    console.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let mut heard = Vec::new();
+    let read = console.read_to_end(&mut heard);
+    // A guest that boots again prints bytes that are no text.
+    let heard = String::from_utf8_lossy(&heard);
+    read.with_context(|| format!("after: {heard}"))?;
+    ensure!(
+        heard.contains(&format!("replica {first} leads no more")),
+        "it heard: {heard}"
+    );
+    // One that is opened later is the guest's as well: the replica sends on what is typed, and what the guest prints.
+    wait_until_protected(lab)?;
+    let mut console = lab.control(first).console()?;
+    converse(&mut console, "echo from-$word", "from-plover")?;
 
-        let first = leader(&lab)?;
+    let first = leader(lab)?;
+    up.succeeds(&["fault", "kill", "--role", "leader"]);
+    let mut console = lab.control(another_leads(lab, first)?).console()?;
+    converse(&mut console, "echo still-$word", "still-plover")?;
+    up.succeeds(&["restart", "--replica", &first.to_string()]);
+    Ok(())
+}
+
+/// A reboot is the guest's own doing, and goes on whichever host it began on.
+fn the_leader_dies_in_a_reboot(up: &Up, lab: &Lab) -> Result<()> {
+    for _ in 0..2 {
+        wait_until_protected(lab)?;
+        let first = lab.find(&role("leader"))?;
+        let mut console = lab.control(first).console()?;
+        converse(
+            &mut console,
+            "word=old; reboot -f; echo",
+            "Restarting system",
+        )?;
         up.succeeds(&["fault", "kill", "--role", "leader"]);
-        let mut console = lab.control(another_leads(&lab, first)?).console()?;
-        converse(&mut console, "echo still-$word", "still-plover").map(drop)
+        let mut console = lab.control(another_leads(lab, first)?).console()?;
+        console.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let progress = Progress::silent(Arc::default());
+        let (mut heard, mut buffer) = (String::new(), [0; 4096]);
+        wait_for(&progress, "a shell that has forgotten", || {
+            // Text that is typed before the shell is up is lost.
+            console.write_all(b"echo word=$word.\n")?;
+            if let Ok(count) = console.read(&mut buffer) {
+                heard += &String::from_utf8_lossy(&buffer[..count]);
+            }
+            Ok(heard.contains("word=."))
+        })?;
+        up.succeeds(&["restart", "--replica", &first.to_string()]);
+    }
+    Ok(())
+}
+
+/// A guest that powers off is off on whichever host leads next, until an operator starts it. A guest that an operator
+/// pauses stands in the same way. The logs of all hosts tell of both.
+fn a_guest_that_is_off_stays_off(up: &Up, lab: &Lab) -> Result<()> {
+    let start = |id: u8| {
+        let run_dir = format!("/run/plover-lab/{}/replica-{id}/run", up.name);
+        let output = plover(&["start", "--run-dir", &run_dir]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
     };
-    run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
+    wait_until_protected(lab)?;
+    let progress = Progress::silent(Arc::default());
+    let first = lab.find(&role("leader"))?;
+    let (done, said) = start(first);
+    ensure!(!done && said.contains("the guest is not off"), "{said}");
+    let mut console = lab.control(first).console()?;
+    converse(
+        &mut console,
+        "poweroff -f",
+        "it is off until 'plover start'",
+    )?;
+    wait_for(&progress, "both copies to be off", || {
+        let off = |id: &u8| lab.control(*id).status().is_ok_and(|s| s.guest_is_off());
+        Ok([0, 1, 2].iter().filter(|id| off(id)).count() == 2)
+    })?;
+    up.succeeds(&["fault", "kill", "--role", "leader"]);
+    let second = another_leads(lab, first)?;
+    let status = lab.control(second).status()?;
+    ensure!(status.guest_is_off(), "it is on after a failover");
+    up.succeeds(&["restart", "--replica", &first.to_string()]);
+    wait_until_protected(lab)?;
+    // Not on the leader's host: the replica there sends the order on.
+    ensure!(lab.find(&role("leader"))? == second, "{first} leads again");
+    let (done, said) = start(first);
+    ensure!(done, "{said}");
+    wait_for(&progress, "an answer of the service", || {
+        Ok(lab.guest_answers(Duration::from_secs(1)))
+    })?;
+    wait_until_protected(lab)?;
+    up.succeeds(&["pause"]);
+    up.fails(&["shutdown"], "plover unpause");
+    up.succeeds(&["fault", "kill", "--role", "leader"]);
+    let third = another_leads(lab, second)?;
+    ensure!(!lab.guest_answers(Duration::from_secs(1)), "it runs");
+    let told = up.succeeds(&["status"]);
+    ensure!(told.contains("paused by the operator"), "{told}");
+    up.succeeds(&["unpause"]);
+    wait_for(&progress, "an answer of the guest", || {
+        Ok(lab.guest_answers(Duration::from_secs(1)))
+    })?;
+    let run_dir = format!("/run/plover-lab/{}/replica-{third}/run", up.name);
+    let logs = plover(&["logs", "--run-dir", &run_dir]);
+    let logs = String::from_utf8_lossy(&logs.stdout);
+    let of = |id: u8| logs.contains(&format!("r{id} | "));
+    ensure!(of(third) && of(first), "{logs}");
+    ensure!(logs.contains(&format!("r{second} | [no log: ")), "{logs}");
+    ensure!(logs.contains("an operator lets the guest go on"), "{logs}");
+    Ok(())
 }
 
 #[test]

@@ -158,6 +158,17 @@ impl CopyTarget {
     }
 }
 
+/// The parts of a machine's words that another one's lack.
+fn only_in(words: &str, others: &str) -> String {
+    let others: Vec<&str> = others.split(", ").collect();
+    let parts = words.split(", ").filter(|part| !others.contains(part));
+    let parts: Vec<&str> = parts.collect();
+    match parts.is_empty() {
+        true => "nothing".into(),
+        false => parts.join(", "),
+    }
+}
+
 impl Replica {
     /// The target that this replica is, if it is one.
     pub(crate) fn target_mut(&mut self) -> Option<&mut CopyTarget> {
@@ -219,9 +230,12 @@ impl Replica {
             return;
         };
         if own.needed != source.needed {
+            let (own, source) = (
+                only_in(&own.needed, &source.needed),
+                only_in(&source.needed, &own.needed),
+            );
             let why = format!(
-                "its hypervisor makes another machine than the source's: {} instead of {}",
-                own.needed, source.needed
+                "its hypervisor makes another machine than the source's: {own} instead of {source}"
             );
             self.target_died(why);
             return self.become_witness();

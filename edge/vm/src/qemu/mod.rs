@@ -70,7 +70,7 @@ use std::collections::VecDeque;
 /// See "States" above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Waiting for QMP, the agent's hello and the list of vCPUs.
+    /// Waiting for QMP, the agent's hello, the list of vCPUs and what machine this is.
     Hello,
     /// Waiting for the userfaultfd.
     Track,
@@ -86,6 +86,7 @@ struct Heard {
     qmp: bool,
     agent: bool,
     vcpus: bool,
+    features: bool,
 }
 
 /// Tags of the descriptors in the epoll set.
@@ -102,8 +103,8 @@ const ORDERS: u64 = 7;
 pub struct QemuVm {
     config: QemuConfig,
     accel: Accel,
-    /// QEMU's release, without what only mends it: `7.2`.
-    version: String,
+    /// The machine as QEMU itself says.
+    made: words::Made,
     process: Process,
     ram: Ram,
     disks: Option<Attachment>,

@@ -15,6 +15,10 @@ pub(super) enum Purpose {
     /// Nothing waits for the answer; an error is reported as one of the named command.
     Quiet(&'static str),
     ListVcpus,
+    /// To learn the versioned name of the machine's type.
+    MachineType,
+    /// To learn which features the guest finds in its processor.
+    Features,
     Pause,
     Resume,
     Save,
@@ -262,14 +266,22 @@ impl QemuVm {
             self.orders.open.pop_front();
         }
         match (purpose, result) {
-            (Purpose::Quiet("qmp_capabilities") | Purpose::ListVcpus, Err(error)) => {
-                self.give_up(&format!("QEMU did not start: {error}"));
-            }
+            (
+                Purpose::Quiet("qmp_capabilities")
+                | Purpose::ListVcpus
+                | Purpose::MachineType
+                | Purpose::Features,
+                Err(error),
+            ) => self.give_up(&format!("QEMU did not start: {error}")),
             (Purpose::Quiet(_), Ok(_)) => {}
             (Purpose::Quiet(command), Err(error)) => {
                 self.failed(command, &error);
             }
             (Purpose::ListVcpus, Ok(list)) => self.vcpus_listed(&list),
+            (Purpose::MachineType, Ok(name)) => {
+                self.made.machine_type = super::words::machine_type(&name);
+            }
+            (Purpose::Features, Ok(words)) => self.features_said(&words),
             (Purpose::Pause, Ok(_)) => {
                 // One whose state is being saved already is reset when it is to go on.
                 if !self.orders.is_free() || !self.reset_ended(AfterReset::Paused) {

@@ -23,7 +23,7 @@ use plover_disk::Attachment;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 
 /// Bytes of frames that may wait in the socket of the guest's NIC, and as many again before it. More are refused, as by
@@ -109,7 +109,7 @@ impl QemuVm {
         Ok(Self {
             config,
             accel,
-            version: String::new(),
+            made: super::words::Made::default(),
             process,
             ram,
             disks,
@@ -142,7 +142,7 @@ impl QemuVm {
         if std::mem::replace(&mut self.heard.qmp, true) {
             return self.give_up("a second QMP greeting");
         }
-        self.version = super::words::version(about);
+        self.made.version = super::words::version(about);
         self.send(
             Purpose::Quiet("qmp_capabilities"),
             "qmp_capabilities",
@@ -183,6 +183,20 @@ impl QemuVm {
             }
         }
         self.heard.vcpus = true;
+        self.ask_what_was_made(&list[0]["qom-path"]);
+    }
+
+    /// Asks for the machine's versioned name and for the first vCPU's features.
+    fn ask_what_was_made(&mut self, vcpu: &Value) {
+        let type_of = json!({"path": "/machine", "property": "type"});
+        self.send(Purpose::MachineType, "qom-get", type_of);
+        let features_of = json!({"path": vcpu, "property": "feature-words"});
+        self.send(Purpose::Features, "qom-get", features_of);
+    }
+
+    pub(super) fn features_said(&mut self, words: &Value) {
+        self.made.features = super::words::features(words);
+        self.heard.features = true;
         self.track_if_ready();
     }
 
@@ -238,7 +252,8 @@ impl QemuVm {
 
     /// Asks for the tracker once the agent and QMP have both answered.
     fn track_if_ready(&mut self) {
-        if self.phase != Phase::Hello || !(self.heard.agent && self.heard.vcpus) {
+        let heard = self.heard;
+        if self.phase != Phase::Hello || !(heard.agent && heard.vcpus && heard.features) {
             return;
         }
         self.phase = Phase::Track;

@@ -1,48 +1,112 @@
 //! The machine of a guest in words: hosts compare theirs before one takes a copy of the other's guest.
 
 use super::QemuVm;
-use crate::{Accel, Boot, DiskBus, DiskDevice, Firmware};
+use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine};
 use plover_types::MachineWords;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The SeaBIOS that QEMU starts on `q35` and `pc` (Debian, Ubuntu; others).
-const SEABIOS: [&str; 2] = [
-    "/usr/share/seabios/bios-256k.bin",
-    "/usr/share/qemu/bios-256k.bin",
-];
+/// The machine as QEMU itself says, once it has started.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Made {
+    /// QEMU's release, without what only mends it: `7.2`.
+    pub(super) version: String,
+    /// The versioned name of the machine's type, such as `pc-q35-7.2`; `microvm` has no versions.
+    pub(super) machine_type: String,
+    /// The features that the guest finds in its processor.
+    pub(super) features: Vec<String>,
+}
 
 impl QemuVm {
     /// The machine that QEMU has made, once it has started.
+    ///
+    /// A type with a version is the same machine in every release of QEMU that has it, and so it stands for the release
+    /// (docs/decisions/0054). Its processor is the same only if its features are: a translator that learns more
+    /// instructions adds them to models that exist.
     pub fn machine_words(&self) -> MachineWords {
-        let config = &self.config;
+        let (config, made) = (&self.config, &self.made);
         let disks: Vec<_> = config.disks.iter().map(disk).collect();
-        let needed = format!(
-            "QEMU {}, {}, {}, vCPUs {}, NIC {}{}, disks [{}]{}",
-            self.version,
-            config.machine,
+        let release = format!("QEMU {}", made.version);
+        let is_microvm = config.machine == Machine::Microvm;
+        let machine = match is_microvm {
+            true => format!("{release}, {}", config.machine),
+            false => made.machine_type.clone(),
+        };
+        let mut needed = vec![format!(
+            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}",
             self.accel,
             config.vcpus,
             config.mac,
             if config.offloads { " offloads" } else { "" },
             disks.join(", "),
             config.identity.words()
-        );
-        let firmware = match (&config.boot, config.firmware) {
-            (Boot::Kernel { .. }, _) => String::new(),
-            (Boot::Firmware, Firmware::Uefi) => checksum(&[Firmware::OVMF]),
-            (Boot::Firmware, Firmware::Bios) => checksum(&SEABIOS),
-        };
-        // QEMU's translator makes the same processor on every host, and a named model is one on every host that has it.
-        let processor = match (self.accel, &config.identity.cpu) {
-            (Accel::Kvm, None) => processor(),
-            _ => String::new(),
-        };
-        let parts = [firmware, processor].into_iter().filter(|p| !p.is_empty());
-        let wanted = parts.collect::<Vec<_>>().join(", ");
-        MachineWords { needed, wanted }
+        )];
+        let mut wanted = Vec::new();
+        if !is_microvm {
+            wanted.push(release);
+            wanted.push(self.firmware());
+        }
+        match (self.accel, &config.identity.cpu) {
+            // The host's own processor: a guest moves to a slightly different one, and people are told.
+            (Accel::Kvm, None) => wanted.push(processor()),
+            _ if !is_microvm => needed.extend(made.features.clone()),
+            _ => {}
+        }
+        MachineWords {
+            needed: needed.join(", "),
+            wanted: wanted.join(", "),
+        }
     }
+
+    /// The firmware that starts the machine; the one that lies beside this QEMU comes before the distribution's.
+    fn firmware(&self) -> String {
+        if self.config.firmware == Firmware::Uefi {
+            return checksum(&[Firmware::OVMF.into()]);
+        }
+        let program = super::process::binary(&self.config);
+        let folder = program.canonicalize().ok();
+        let beside = folder.as_deref().and_then(|it| it.parent()?.parent());
+        let places = beside.into_iter().chain([Path::new("/usr")]);
+        let seabios = places.flat_map(|at| SEABIOS.map(|file| at.join(file)));
+        checksum(&seabios.collect::<Vec<_>>())
+    }
+}
+
+/// The SeaBIOS that QEMU starts on `q35` and `pc`, below `/usr` (Debian, Ubuntu; others).
+const SEABIOS: [&str; 2] = ["share/seabios/bios-256k.bin", "share/qemu/bios-256k.bin"];
+
+/// The versioned name in what QEMU calls the machine's type: `pc-q35-7.2-machine`.
+pub(super) fn machine_type(answer: &Value) -> String {
+    let name = answer.as_str().unwrap_or("unknown");
+    name.strip_suffix("-machine").unwrap_or(name).to_owned()
+}
+
+/// Bits that only say how processors are arranged, by leaf and register: HTT and CMP_LEGACY. Releases of QEMU differ in
+/// whether its translator shows them, and no instruction depends on them.
+const ARRANGEMENT: [(u64, &str, u64); 2] = [(1, "EDX", 1 << 28), (0x8000_0001, "ECX", 1 << 1)];
+
+/// The features in QEMU's `feature-words`: one word for each register of CPUID that has any.
+pub(super) fn features(answer: &Value) -> Vec<String> {
+    let word = |it: &Value| {
+        let (leaf, register) = (
+            it["cpuid-input-eax"].as_u64()?,
+            it["cpuid-register"].as_str()?,
+        );
+        let arrangement = ARRANGEMENT
+            .iter()
+            .find(|(l, r, _)| (*l, *r) == (leaf, register));
+        let bits = it["features"].as_u64()? & !arrangement.map_or(0, |(_, _, bits)| *bits);
+        let part = it["cpuid-input-ecx"].as_u64();
+        let part = part.map_or_else(String::new, |part| format!(".{part}"));
+        (bits != 0).then(|| format!("CPUID {leaf:X}{part} {register} {bits:08x}"))
+    };
+    answer
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(word)
+        .collect()
 }
 
 /// QEMU's release, of a QMP greeting: its major and minor number. A third number only mends.
@@ -67,14 +131,14 @@ fn disk(disk: &DiskDevice) -> String {
 }
 
 /// The first of these files that is there, and a checksum of its content.
-fn checksum(files: &[&str]) -> String {
+fn checksum(files: &[PathBuf]) -> String {
     let mut read = files
         .iter()
-        .filter_map(|file| Some((*file, std::fs::read(file).ok()?)));
+        .filter_map(|file| Some((file, std::fs::read(file).ok()?)));
     let Some((file, bytes)) = read.next() else {
         return "unknown firmware".into();
     };
-    let name = Path::new(file).file_name().unwrap_or_default();
+    let name = file.file_name().unwrap_or_default();
     format!("{} {:08x}", name.to_string_lossy(), xxh3_64(&bytes) as u32)
 }
 
@@ -101,5 +165,29 @@ mod tests {
         };
         assert_eq!(version(&about(22)), "7.2");
         assert_eq!(version(&about(22)), version(&about(5)));
+    }
+
+    /// A processor is told by what its guest can execute: not by how many of it there are.
+    #[test]
+    fn features_are_told_by_register_and_without_the_arrangement() {
+        let word = |leaf: u64, part: Option<u64>, register: &str, bits: u64| {
+            let mut word =
+                json!({"cpuid-input-eax": leaf, "cpuid-register": register, "features": bits});
+            if let Some(part) = part {
+                word["cpuid-input-ecx"] = part.into();
+            }
+            word
+        };
+        let said = json!([
+            word(1, None, "EDX", 0x178b_fbfd),
+            word(7, Some(0), "EBX", 0x3a9),
+            word(0x8000_0001, None, "ECX", 2),
+            word(0x8000_0007, None, "EDX", 0),
+        ]);
+        assert_eq!(
+            features(&said),
+            ["CPUID 1 EDX 078bfbfd", "CPUID 7.0 EBX 000003a9"]
+        );
+        assert_eq!(machine_type(&json!("pc-q35-7.2-machine")), "pc-q35-7.2");
     }
 }

@@ -1,0 +1,24 @@
+//! The drill, once: planned work of every kind and two crashes, under load.
+
+use plover_lab::progress::Progress;
+use plover_lab_proof::drill::{self, Plan};
+use plover_lab_proof::{Turn, program};
+use std::sync::Arc;
+
+#[test]
+fn planned_work_and_two_crashes_lose_nothing() {
+    let _turn = Turn::wait();
+    let plan = Plan {
+        name: "t-drill",
+        program: program().to_owned(),
+        rounds: 1,
+        only: Vec::new(),
+        newer_qemu: None,
+    };
+    let progress = Progress::spoken_by(|line| eprintln!("{line}"), Arc::default());
+    let report = drill::run(&plan, &progress).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.is_good(), "{report}");
+    let mut rows = report.rounds.iter().flat_map(|round| &round.rows);
+    assert!(rows.all(|row| !row.planned || row.alone == 0), "{report}");
+    eprintln!("{report}");
+}
