@@ -5,6 +5,7 @@ use crate::export::export;
 use crate::import::Source;
 use crate::snapshot::{Snapshot, SnapshotLimits};
 use proptest::prelude::*;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 
 const BLOCK: usize = DISK_BLOCK_BYTES;
