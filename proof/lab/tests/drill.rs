@@ -18,7 +18,5 @@ fn planned_work_and_two_crashes_lose_nothing() {
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), Arc::default());
     let report = drill::run(&plan, &progress).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.is_good(), "{report}");
-    let mut rows = report.rounds.iter().flat_map(|round| &round.rows);
-    assert!(rows.all(|row| !row.planned || row.alone == 0), "{report}");
     eprintln!("{report}");
 }

@@ -24,10 +24,9 @@ pub struct Row {
     pub lost: u64,
     /// Connections that were reset meanwhile.
     pub resets: usize,
-    /// Whether two replicas should have held the guest all the time.
-    pub planned: bool,
-    /// How often one replica alone held the guest.
-    pub alone: usize,
+    /// How often one replica alone held the guest because the host that was worked on had left the in-sync set; `None` if
+    /// a host was dead anyway.
+    pub alone: Option<usize>,
 }
 
 impl fmt::Display for Row {
@@ -79,9 +78,10 @@ impl Round {
         }
     }
 
-    /// Whether nothing was lost, no connection was reset, and there was one sender at a time.
+    /// Whether nothing was lost, no connection was reset, there was one sender at a time, and no planned work left one
+    /// replica alone.
     pub fn is_good(&self) -> bool {
-        self.verdict.is_good()
+        self.verdict.is_good() && self.rows.iter().all(|row| row.alone.unwrap_or(0) == 0)
     }
 }
 
@@ -110,7 +110,7 @@ impl Report {
     }
 }
 
-/// The table and the verdict. "alone" counts how often one replica alone held the guest.
+/// The table and the verdict. "alone" is [`Row::alone`].
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut names: Vec<&str> = Vec::new();
@@ -137,7 +137,10 @@ impl fmt::Display for Report {
                 sum(|row| row.requests),
                 sum(|row| row.lost),
                 sum(|row| row.resets as u64),
-                sum(|row| row.alone as u64),
+                rows.iter()
+                    .filter_map(|row| row.alone)
+                    .reduce(|a, b| a + b)
+                    .map_or_else(|| "-".into(), |times| times.to_string()),
             )?;
         }
         let sum = |of: fn(&Round) -> u64| self.rounds.iter().map(of).sum::<u64>();
@@ -195,8 +198,7 @@ mod tests {
             requests: 10,
             lost: 0,
             resets: 0,
-            planned: true,
-            alone: 0,
+            alone: Some(0),
         }
     }
 
@@ -233,6 +235,15 @@ mod tests {
         assert_eq!(bad.json()["rounds"][1]["rows"][0]["lost"], 2);
         assert_eq!(bad.json()["ok"], false);
         assert!(!Report::default().is_good());
+    }
+
+    #[test]
+    fn work_that_leaves_one_replica_alone_is_not_good() {
+        let mut alone = round(vec![]);
+        alone.rows[0].alone = None;
+        assert!(alone.is_good(), "a host is dead");
+        alone.rows[0].alone = Some(1);
+        assert!(!alone.is_good());
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn switch_over(scene: &mut Scene) -> Result<()> {
     refused(ask(7), "no member")?;
     for (from, to) in [(first, second), (second, first)] {
         let elsewhere = elsewhere.clone();
-        scene.row("switchover", true, move |scene| {
+        scene.row("switchover", Some(from), move |scene| {
             let work = move || operate::switch_over(&elsewhere, None);
             let switched = scene.aside("the lead has moved", work)?;
             ensure!((switched.from, switched.to) == (from, to), "{switched:?}");
@@ -119,14 +119,14 @@ fn switch_over(scene: &mut Scene) -> Result<()> {
 fn drain(scene: &mut Scene) -> Result<()> {
     let (leader, there) = control(&scene.lab, "leader")?;
     let (_, elsewhere) = control(&scene.lab, "witness")?;
-    scene.row("drain", true, |scene| {
+    scene.row("drain", Some(leader), |scene| {
         let there = there.clone();
         let work = move || operate::drain(&there, DRAINED_WITHIN);
         scene.aside("the host is drained", work)?;
         ensure!(scene.lab.lab().find(&role("leader"))? != leader);
         Ok(())
     })?;
-    scene.row("restart of a drained host", true, |scene| {
+    scene.row("restart of a drained host", Some(leader), |scene| {
         end(&mut scene.lab, leader)?;
         recover(&mut scene.lab, leader)
     })?;
@@ -137,7 +137,9 @@ fn drain(scene: &mut Scene) -> Result<()> {
         operate::switch_over(&elsewhere, Some(leader)),
         "is not in sync",
     )?;
-    scene.row("undrain", true, |_| operate::undrain(&there).map(drop))
+    scene.row("undrain", Some(leader), |_| {
+        operate::undrain(&there).map(drop)
+    })
 }
 
 /// SIGTERM, as a supervisor of services sends it.
@@ -171,8 +173,8 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
     let to = scene.scratch().join("backups");
     std::fs::create_dir(&to)?;
     let mut folder = None;
-    scene.row("backup", true, |scene| {
-        let (_, there) = control(&scene.lab, "secondary")?;
+    let (secondary, there) = control(&scene.lab, "secondary")?;
+    scene.row("backup", Some(secondary), |scene| {
         let progress = scene.lab.progress().clone();
         let limits = Limits {
             keep_mib: 64,
@@ -183,7 +185,7 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
         Ok(())
     })?;
     let folder = folder.context("a backup has a folder")?;
-    scene.row("restore", true, |scene| {
+    scene.row("restore", None, |scene| {
         let progress = scene.lab.progress().clone();
         let restored = scene.scratch().join("restored.raw");
         let path = restored.clone();
@@ -220,7 +222,7 @@ fn restart(
     change: impl FnOnce(&Experiment, u8) -> Result<()>,
 ) -> Result<()> {
     let id = scene.lab.lab().find(&role(name))?;
-    scene.row(row, true, |scene| {
+    scene.row(row, Some(id), |scene| {
         end(&mut scene.lab, id)?;
         change(&scene.lab, id)?;
         let started_us = now_us();
@@ -254,7 +256,7 @@ fn upgrade_qemu(scene: &mut Scene) -> Result<()> {
 
 fn replace(scene: &mut Scene) -> Result<()> {
     let dead = scene.lab.lab().find(&role("witness"))?;
-    scene.row("replacement of a dead host", false, |scene| {
+    scene.row("replacement of a dead host", None, |scene| {
         scene.lab.strike(Fault::Kill, &Target::Replica(dead))?;
         let (leader, there) = control(&scene.lab, "leader")?;
         let nobody = member_change(dead, dead);
@@ -267,7 +269,7 @@ fn replace(scene: &mut Scene) -> Result<()> {
         replace_by_spare(scene, leader, dead)
     })?;
     let old = scene.lab.lab().find(&role("secondary"))?;
-    scene.row("replacement of a live host", true, |scene| {
+    scene.row("replacement of a live host", Some(old), |scene| {
         let leader = scene.lab.lab().find(&role("leader"))?;
         replace_by_spare(scene, leader, old)?;
         has_left(&mut scene.lab, old)
@@ -319,7 +321,7 @@ fn replace_by_spare(scene: &mut Scene, at: u8, old: u8) -> Result<()> {
 
 fn crash_twice(scene: &mut Scene) -> Result<()> {
     for row in ["a crash", "another crash"] {
-        scene.row(row, false, |scene| {
+        scene.row(row, None, |scene| {
             let lab = &mut scene.lab;
             let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
             lab.wait_for_failover(leader, at)?;
