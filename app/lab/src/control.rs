@@ -352,6 +352,20 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread::JoinHandle;
 
+    #[test]
+    fn the_process_behind_a_socket_is_known_though_it_answers_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let control = Control::at(&path);
+        assert_eq!(control.process().ok(), Process::me());
+        drop(listener);
+        assert!(matches!(
+            control.process(),
+            Err(ControlError::Absent { .. })
+        ));
+    }
+
     /// A daemon that answers one connection with `answer`.
     fn daemon(answer: &'static [u8]) -> (Control, JoinHandle<String>) {
         let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::Lab;
 use plover_lab::net::{Namespace, replica_ip};
-use plover_lab::process::{self, Process};
+use plover_lab::process;
 use rustix::process::Signal;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -162,14 +162,8 @@ impl Cluster {
 
     /// Kills the engine's own daemons on a host.
     pub fn kill_engine(&self, id: u8) -> Result<()> {
-        let daemons: Vec<Process> = process::in_namespace(&self.host(id)?.namespace.path())
-            .into_iter()
-            .filter(|it| it.is_called("corosync") || it.is_called("pacemaker"))
-            .collect();
-        ensure!(!daemons.is_empty(), "no engine runs on host {id}");
-        for daemon in daemons {
-            daemon.signal(Signal::KILL);
-        }
+        let killed = self.host(id)?.kill_engine();
+        ensure!(killed > 0, "no engine runs on host {id}");
         Ok(())
     }
 
@@ -211,17 +205,25 @@ impl Cluster {
     }
 }
 
-/// The children end with the lab's namespaces.
+impl Host {
+    /// Kills the engine's own daemons, and returns how many there were.
+    fn kill_engine(&self) -> usize {
+        let all = process::in_namespace(&self.namespace.path()).into_iter();
+        let daemons = all.filter(|it| it.is_called("corosync") || it.is_called("pacemaker"));
+        daemons.filter(|daemon| daemon.signal(Signal::KILL)).count()
+    }
+}
+
+/// The replicas that the engine has started run on, as parts of the lab.
 impl Drop for Cluster {
     fn drop(&mut self) {
         for host in &mut self.hosts {
-            for process in process::in_namespace(&host.namespace.path()) {
-                process.signal(Signal::KILL);
-            }
+            // The keeper first: it would go on with the next step of its script.
             if let Some(mut keeper) = host.keeper.take() {
                 let _ = keeper.kill();
                 let _ = keeper.wait();
             }
+            host.kill_engine();
         }
     }
 }
