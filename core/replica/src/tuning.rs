@@ -72,8 +72,7 @@ mod tests {
     use crate::api::{Action, Event};
     use crate::replica::Replica;
     use crate::testing;
-    use plover_policy::{DEFAULT, Policy, Preset};
-    use plover_types::Frame;
+    use plover_policy::{DEFAULT, Policy, Preset, SyncWhen};
 
     fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
@@ -81,50 +80,25 @@ mod tests {
         out
     }
 
-    fn tuned(replica: &Replica, change: impl FnOnce(&mut Tuning)) -> Event {
-        let mut tuning = replica.cx.config.tuning();
-        change(&mut tuning);
-        Event::Tuned(Box::new(tuning))
-    }
-
     fn pauses(out: &[Action]) -> bool {
         out.iter().any(|action| matches!(action, Action::Pause))
     }
 
-    /// The running slot ends by the new bound, not only the next one.
+    /// The running slot ends by the new bound, not only the next one. The policy takes checkpoints, so that no entry of the
+    /// log comes first.
     #[test]
     fn a_shorter_slot_holds_at_once() {
         let policy = Policy {
-            sync: plover_policy::SyncWhen::Idle,
-            ..Preset::find("vsmr").unwrap().policy
+            sync: SyncWhen::Idle,
+            ..Preset::find("remus-25").unwrap().policy
         };
         let now = Micros::from_ms(60);
         let mut replica = testing::leader(policy, true);
         assert!(!pauses(&apply(&mut replica, now, Event::Tick)), "500 ms");
-        let event = tuned(&replica, |it| it.slot.quiet_max = Micros::from_ms(50));
-        let out = apply(&mut replica, now, event);
-        let begins = |action: &Action| matches!(action, Action::PersistEntries { .. });
-        assert!(out.iter().any(begins), "the entry of a syncvm: {out:?}");
-    }
-
-    #[test]
-    fn outputs_are_held_and_let_go_while_solo() {
-        let mut replica = testing::leader(DEFAULT.policy, false);
-        let hold = tuned(&replica, |it| {
-            it.unprotected_output = UnprotectedOutput::Hold;
-        });
-        apply(&mut replica, Micros(2), hold);
-        apply(
-            &mut replica,
-            Micros(3),
-            Event::Outputs(vec![Frame(vec![7])]),
-        );
-        assert_eq!(replica.cx.outputs.guard.len(), 1, "held");
-        let release = tuned(&replica, |it| {
-            it.unprotected_output = UnprotectedOutput::Release;
-        });
-        apply(&mut replica, Micros(4), release);
-        assert!(replica.cx.outputs.guard.is_empty(), "cleared to leave");
+        let mut tuning = replica.cx.config.tuning();
+        tuning.slot.quiet_max = Micros::from_ms(50);
+        let out = apply(&mut replica, now, Event::Tuned(Box::new(tuning)));
+        assert!(pauses(&out), "for a syncvm: {out:?}");
     }
 
     #[test]
@@ -139,6 +113,7 @@ mod tests {
                 slot_max: Micros(3),
                 ..before.slot
             },
+            unprotected_output: UnprotectedOutput::Hold,
             warm_bytes_per_s: 5,
             subpages: !before.subpages,
             input_bytes_max: 9,

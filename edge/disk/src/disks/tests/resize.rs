@@ -82,9 +82,11 @@ fn an_image_grows_to_hold_what_a_copy_brings() {
     // After a restart, too.
     let specs = specs(dir.path());
     let reopened = loop {
+        // The thread of disks that were dropped a moment ago may still have them open.
         match Disks::open(&specs, &dir.path().join("journal")) {
-            Err(DiskError::InUse(_)) => std::thread::yield_now(),
-            opened => break opened.unwrap(),
+            Ok(disks) if !disks.sizes().is_empty() => break disks,
+            Ok(_) | Err(DiskError::InUse(_)) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
         }
     };
     assert_eq!(reopened.sizes()[0], 701 * DISK_BLOCK_BYTES as u64);
