@@ -45,6 +45,7 @@ impl Up {
         );
     }
 
+    /// As it is now: commands restart replicas, and a lab that was opened before does not know their processes.
     fn open(&self) -> Lab {
         Lab::open(&self.name.parse().expect("a good name")).expect("the lab is up")
     }
@@ -155,11 +156,11 @@ fn wait_until_protected(lab: &Lab) -> Result<()> {
 }
 
 /// Waits until another replica serves, and returns its id.
-fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
+fn another_leads(up: &Up, first: u8) -> Result<u8> {
     let mut second = first;
     let progress = Progress::silent(Arc::default());
     wait_for(&progress, "another replica serves", || {
-        let status = lab.status();
+        let status = up.open().status();
         let serving = status.leader().filter(|leader| leader.serving);
         second = serving.map_or(first, |leader| leader.id);
         Ok(second != first)
@@ -172,21 +173,20 @@ fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
 fn a_guest_by_its_console_while_its_leaders_die() {
     let _turn = Turn::wait();
     let (up, _) = Up::new("t-console", &[]);
-    let lab = up.open();
     let run = || {
-        the_console_outlives_its_host(&up, &lab)?;
-        the_leader_dies_in_a_reboot(&up, &lab)?;
-        a_guest_that_is_off_stays_off(&up, &lab)
+        the_console_outlives_its_host(&up)?;
+        the_leader_dies_in_a_reboot(&up)?;
+        a_guest_that_is_off_stays_off(&up)
     };
-    run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
+    run().unwrap_or_else(|error| panic!("{error:#}\n{}", up.open().status()));
 }
 
 /// Typed text goes through the log: the shell that reads it is in the same state on both sides, and
 /// keeps its state over a failover.
-fn the_console_outlives_its_host(up: &Up, lab: &Lab) -> Result<()> {
-    let leader = |lab: &Lab| lab.find(&role("leader"));
-    let first = leader(lab)?;
-    let mut console = lab.control(first).console()?;
+fn the_console_outlives_its_host(up: &Up) -> Result<()> {
+    let leader = || up.open().find(&role("leader"));
+    let first = leader()?;
+    let mut console = up.open().control(first).console()?;
     converse(&mut console, "word=plo; echo is-$((6*7))", "is-42")?;
     // Typed on the command's standard input, as a script would.
     let mut typing = Command::new(program())
@@ -203,11 +203,11 @@ fn the_console_outlives_its_host(up: &Up, lab: &Lab) -> Result<()> {
     converse(&mut console, "echo now-$word", "now-plover")?;
 
     // A console open on a leader that is deposed, and lives, gets a message and is closed.
-    wait_until_protected(lab)?;
-    let first = leader(lab)?;
-    let mut console = lab.control(first).console()?;
+    wait_until_protected(&up.open())?;
+    let first = leader()?;
+    let mut console = up.open().control(first).console()?;
     up.succeeds(&["fault", "stop", "--role", "leader"]);
-    another_leads(lab, first)?;
+    another_leads(up, first)?;
     up.succeeds(&["fault", "cont", "--replica", &first.to_string()]);
     console.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut heard = Vec::new();
@@ -220,31 +220,31 @@ fn the_console_outlives_its_host(up: &Up, lab: &Lab) -> Result<()> {
         "it heard: {heard}"
     );
     // One that is opened later is the guest's as well: the replica sends on what is typed, and what the guest prints.
-    wait_until_protected(lab)?;
-    let mut console = lab.control(first).console()?;
+    wait_until_protected(&up.open())?;
+    let mut console = up.open().control(first).console()?;
     converse(&mut console, "echo from-$word", "from-plover")?;
 
-    let first = leader(lab)?;
+    let first = leader()?;
     up.succeeds(&["fault", "kill", "--role", "leader"]);
-    let mut console = lab.control(another_leads(lab, first)?).console()?;
+    let mut console = up.open().control(another_leads(up, first)?).console()?;
     converse(&mut console, "echo still-$word", "still-plover")?;
     up.succeeds(&["restart", "--replica", &first.to_string()]);
     Ok(())
 }
 
 /// A reboot is the guest's own doing, and goes on whichever host it began on.
-fn the_leader_dies_in_a_reboot(up: &Up, lab: &Lab) -> Result<()> {
+fn the_leader_dies_in_a_reboot(up: &Up) -> Result<()> {
     for _ in 0..2 {
-        wait_until_protected(lab)?;
-        let first = lab.find(&role("leader"))?;
-        let mut console = lab.control(first).console()?;
+        wait_until_protected(&up.open())?;
+        let first = up.open().find(&role("leader"))?;
+        let mut console = up.open().control(first).console()?;
         converse(
             &mut console,
             "word=old; reboot -f; echo",
             "Restarting system",
         )?;
         up.succeeds(&["fault", "kill", "--role", "leader"]);
-        let mut console = lab.control(another_leads(lab, first)?).console()?;
+        let mut console = up.open().control(another_leads(up, first)?).console()?;
         console.set_read_timeout(Some(Duration::from_secs(1)))?;
         let progress = Progress::silent(Arc::default());
         let (mut heard, mut buffer) = (String::new(), [0; 4096]);
@@ -263,52 +263,60 @@ fn the_leader_dies_in_a_reboot(up: &Up, lab: &Lab) -> Result<()> {
 
 /// A guest that powers off is off on whichever host leads next, until an operator starts it. A guest that an operator
 /// pauses stands in the same way. The logs of all hosts tell of both.
-fn a_guest_that_is_off_stays_off(up: &Up, lab: &Lab) -> Result<()> {
+fn a_guest_that_is_off_stays_off(up: &Up) -> Result<()> {
     let start = |id: u8| {
         let run_dir = format!("/run/plover-lab/{}/replica-{id}/run", up.name);
         let output = plover(&["start", "--run-dir", &run_dir]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.success(), said)
     };
-    wait_until_protected(lab)?;
+    wait_until_protected(&up.open())?;
     let progress = Progress::silent(Arc::default());
-    let first = lab.find(&role("leader"))?;
+    let first = up.open().find(&role("leader"))?;
     let (done, said) = start(first);
     ensure!(!done && said.contains("the guest is not off"), "{said}");
-    let mut console = lab.control(first).console()?;
+    let mut console = up.open().control(first).console()?;
     converse(
         &mut console,
         "poweroff -f",
         "it is off until 'plover start'",
     )?;
     wait_for(&progress, "both copies to be off", || {
-        let off = |id: &u8| lab.control(*id).status().is_ok_and(|s| s.guest_is_off());
+        let off = |id: &u8| {
+            up.open()
+                .control(*id)
+                .status()
+                .is_ok_and(|s| s.guest_is_off())
+        };
         Ok([0, 1, 2].iter().filter(|id| off(id)).count() == 2)
     })?;
     up.succeeds(&["fault", "kill", "--role", "leader"]);
-    let second = another_leads(lab, first)?;
-    let status = lab.control(second).status()?;
+    let second = another_leads(up, first)?;
+    let status = up.open().control(second).status()?;
     ensure!(status.guest_is_off(), "it is on after a failover");
     up.succeeds(&["restart", "--replica", &first.to_string()]);
-    wait_until_protected(lab)?;
+    wait_until_protected(&up.open())?;
     // Not on the leader's host: the replica there sends the order on.
-    ensure!(lab.find(&role("leader"))? == second, "{first} leads again");
+    ensure!(
+        up.open().find(&role("leader"))? == second,
+        "{first} leads again"
+    );
     let (done, said) = start(first);
     ensure!(done, "{said}");
     wait_for(&progress, "an answer of the service", || {
-        Ok(lab.guest_answers(Duration::from_secs(1)))
+        Ok(up.open().guest_answers(Duration::from_secs(1)))
     })?;
-    wait_until_protected(lab)?;
+    wait_until_protected(&up.open())?;
     up.succeeds(&["pause"]);
     up.fails(&["shutdown"], "plover unpause");
     up.succeeds(&["fault", "kill", "--role", "leader"]);
-    let third = another_leads(lab, second)?;
-    ensure!(!lab.guest_answers(Duration::from_secs(1)), "it runs");
+    let third = another_leads(up, second)?;
+    ensure!(!up.open().guest_answers(Duration::from_secs(1)), "it runs");
     let told = up.succeeds(&["status"]);
     ensure!(told.contains("paused by the operator"), "{told}");
     up.succeeds(&["unpause"]);
     wait_for(&progress, "an answer of the guest", || {
-        Ok(lab.guest_answers(Duration::from_secs(1)))
+        Ok(up.open().guest_answers(Duration::from_secs(1)))
     })?;
     let run_dir = format!("/run/plover-lab/{}/replica-{third}/run", up.name);
     let logs = plover(&["logs", "--run-dir", &run_dir]);

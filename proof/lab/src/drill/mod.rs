@@ -143,13 +143,14 @@ fn round(plan: &Plan, steps: &[&'static Step], progress: &Progress) -> Result<Ro
     };
     for step in steps {
         progress.say(format!("step {}: {}", step.name, step.what));
-        (step.run)(&mut scene)
-            .inspect_err(|error| {
-                if !is_interruption(error) {
-                    scene.lab.keep_evidence();
-                }
-            })
-            .with_context(|| format!("the step {} failed; {}", step.name, repeat(plan, step)))?;
+        if let Err(error) = (step.run)(&mut scene) {
+            if is_interruption(&error) {
+                return Err(error);
+            }
+            scene.lab.keep_evidence();
+            let what = format!("the step {} failed; {}", step.name, repeat(plan, step));
+            return Err(error.context(what));
+        }
     }
     let Scene { lab, rows, .. } = scene;
     Ok(Round::new(rows, lab.finish()?))
