@@ -229,7 +229,9 @@ mod tests {
         let pages = pages(0..5);
         let keys = [1, 2].map(|key| HashKey::Universal([key; 32]));
         let mut under = |key| {
-            ends.iter_mut().for_each(|end| drop(end.under(key)));
+            for end in &mut ends {
+                end.under(key);
+            }
             exchange(&mut ends, &pages, &hashes(&pages, 1))
         };
         assert_eq!(under(keys[0]), HashHistory::bytes_max(5));
