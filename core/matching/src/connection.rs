@@ -99,35 +99,47 @@ impl Side {
         }
     }
 
-    /// Takes the bytes of a segment that have not been sent before.
-    fn take(&mut self, segment: &Segment<'_>) -> Result<(), Difference> {
+    /// Takes a segment, and returns those of its bytes that have not been sent before.
+    fn take<'a>(&mut self, segment: &Segment<'a>) -> Result<&'a [u8], Difference> {
         let length = segment.payload.len() as u32;
         let end = segment.seq.wrapping_add(length);
         if before(self.next, segment.seq) {
             return Err(Difference::Gap);
         }
         let known = self.next.wrapping_sub(segment.seq);
-        if known < length {
+        let fresh = segment.payload.get(known as usize..).unwrap_or_default();
+        if !fresh.is_empty() {
             if self.fin.is_some() {
                 return Err(Difference::Stream);
             }
-            self.ahead.extend(&segment.payload[known as usize..]);
             self.next = end;
         }
         if !segment.fin || self.fin == Some(end) {
-            return Ok(());
+            return Ok(fresh);
         }
         let after = end.wrapping_add(1);
         if self.fin.is_none() && self.next == end {
             self.fin = Some(end);
             self.next = after;
-            Ok(())
+            Ok(fresh)
         } else if after == self.base {
             // Sent again from the slot before.
-            Ok(())
+            Ok(fresh)
         } else {
             Err(Difference::Stream)
         }
+    }
+
+    /// The other side has sent these bytes next. Returns how many of them this side has sent as well.
+    fn meet(&mut self, bytes: &[u8]) -> Result<usize, Difference> {
+        let both = bytes.len().min(self.ahead.len());
+        let (first, second) = self.ahead.as_slices();
+        let cut = both.min(first.len());
+        if bytes[..cut] != first[..cut] || bytes[cut..both] != second[..both - cut] {
+            return Err(Difference::Content);
+        }
+        self.ahead.drain(..both);
+        Ok(both)
     }
 }
 
@@ -261,32 +273,34 @@ impl Connection {
     }
 
     fn advance(&mut self, segment: &Segment<'_>, ours: bool) -> Result<(), Difference> {
-        let side = if ours {
-            &mut self.ours
+        let (side, other) = if ours {
+            (&mut self.ours, &mut self.theirs)
         } else {
-            &mut self.theirs
+            (&mut self.theirs, &mut self.ours)
         };
         let taken = if segment.urgent {
             Err(Difference::Urgent)
         } else {
             side.take(segment)
         };
-        let compared = taken.and_then(|()| self.compare());
+        let met = taken.and_then(|fresh| {
+            // Bytes wait on one side at most: if they do on this one, the other has none, and these wait behind them.
+            let both = other.meet(fresh)?;
+            side.ahead.extend(&fresh[both..]);
+            Ok(both)
+        });
+        let compared = met.and_then(|both| {
+            self.matched = self.matched.wrapping_add(both as u32);
+            self.compare_ends()
+        });
         if compared.is_err() {
             self.break_off();
         }
         compared
     }
 
-    /// Moves `matched` past what both have sent.
-    fn compare(&mut self) -> Result<(), Difference> {
-        let both = self.ours.ahead.len().min(self.theirs.ahead.len());
-        let ours = self.ours.ahead.drain(..both);
-        let theirs = self.theirs.ahead.drain(..both);
-        if !ours.eq(theirs) {
-            return Err(Difference::Content);
-        }
-        self.matched = self.matched.wrapping_add(both as u32);
+    /// Moves `matched` past a FIN that both have sent at this place.
+    fn compare_ends(&mut self) -> Result<(), Difference> {
         let ends = |side: &Side| side.fin == Some(self.matched);
         let goes_on = |side: &Side| !side.ahead.is_empty();
         match (ends(&self.ours), ends(&self.theirs)) {

@@ -3,7 +3,7 @@
 
 mod frames;
 
-use frames::Tcp;
+use frames::{Tcp, offloaded};
 use plover_matching::Matcher;
 use plover_types::{Frame, OutputNo};
 use proptest::prelude::*;
@@ -18,17 +18,20 @@ struct Sent {
     fresh: usize,
     /// How much more it acknowledges.
     acknowledges: u32,
+    /// It leaves the checksum to others, and the cutting of what may be a long segment.
+    offloads: bool,
 }
 
 fn sent() -> impl Strategy<Value = Sent> {
     let again = prop_oneof![4 => Just(0), 1 => 0..30usize];
-    (any::<bool>(), again, 0..40usize, 0..3u32).prop_map(|(ours, again, fresh, acknowledges)| {
-        Sent {
-            ours,
-            again,
-            fresh,
-            acknowledges,
-        }
+    let fresh = prop_oneof![9 => 0..40usize, 1 => 1_000..60_000usize];
+    let of = (any::<bool>(), again, fresh, 0..3u32, any::<bool>());
+    of.prop_map(|(ours, again, fresh, acknowledges, offloads)| Sent {
+        ours,
+        again,
+        fresh,
+        acknowledges,
+        offloads,
     })
 }
 
@@ -55,22 +58,25 @@ impl Twin {
 
 const BASE: u32 = u32::MAX - 100;
 
+/// Some of the longest segments.
+const STREAM_BYTES: usize = 400_000;
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Nothing is covered that the other side has not sent; and where the two streams agree,
     /// everything that it has sent is covered, in order.
     #[test]
     fn the_matcher_covers_the_outputs_that_its_twin_explains(
         sends in prop::collection::vec(sent(), 1..60),
-        differs_at in prop::option::of(0..1500usize),
+        differs_at in prop::option::of(prop_oneof![0..1_500usize, 0..STREAM_BYTES]),
     ) {
-        let ours: Vec<u8> = (0..3000usize).map(|i| (i * 7 % 251) as u8).collect();
+        let ours: Vec<u8> = (0..STREAM_BYTES).map(|i| (i * 7 % 251) as u8).collect();
         let mut theirs = ours.clone();
         if let Some(at) = differs_at {
             theirs[at] ^= 1;
         }
-        let mut matcher = Matcher::new(1 << 20);
+        let mut matcher = Matcher::new(2 * STREAM_BYTES);
         matcher.begin(false);
         let mut twin = Twin::default();
         let mut frames = Vec::new();
@@ -83,14 +89,17 @@ proptest! {
         for send in sends {
             let (next, ack) = &mut reached[usize::from(send.ours)];
             let from = next.saturating_sub(send.again);
-            let to = *next + send.fresh;
+            let to = (*next + send.fresh).min(STREAM_BYTES);
             *next = to;
             *ack += send.acknowledges;
             let stream = if send.ours { &ours } else { &theirs };
-            let frame = Tcp::at(BASE.wrapping_add(from as u32))
+            let segment = Tcp::at(BASE.wrapping_add(from as u32))
                 .ack(*ack)
-                .data(&stream[from..to])
-                .frame();
+                .data(&stream[from..to]);
+            let frame = match send.offloads {
+                true => offloaded(&segment, 1448),
+                false => segment.frame(),
+            };
             if send.ours {
                 let no = OutputNo(frames.len() as u64);
                 frames.push(OurFrame { from, to, ack: *ack });

@@ -115,11 +115,12 @@ impl Syn {
 impl<'a> Packet<'a> {
     /// Reads a frame. What cannot be read as IP is a datagram of its whole frame.
     pub fn of(frame: &'a Frame) -> Self {
-        Self::of_ip(&frame.0).unwrap_or_else(|| {
+        let ethernet = frame.ethernet();
+        Self::of_ip(ethernet).unwrap_or_else(|| {
             let mut header = [0; ETHERNET_BYTES];
-            let bytes = frame.0.len().min(ETHERNET_BYTES);
-            header[..bytes].copy_from_slice(&frame.0[..bytes]);
-            Self::Datagram(FlowKey::Link(header), &frame.0)
+            let bytes = ethernet.len().min(ETHERNET_BYTES);
+            header[..bytes].copy_from_slice(&ethernet[..bytes]);
+            Self::Datagram(FlowKey::Link(header), ethernet)
         })
     }
 

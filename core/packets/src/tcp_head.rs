@@ -1,7 +1,8 @@
 //! The header of one TCP segment, and moving its numbers by a distance.
 //!
 //! The checksum is updated by the difference (RFC 1624), not computed anew: a checksum that was wrong
-//! stays wrong, so that the receiver still notices.
+//! stays wrong, so that the receiver still notices. A checksum that is left to the frame's receiver
+//! ([`plover_types::Offload`]) stays as it is: what it holds so far does not depend on the header.
 
 use crate::options;
 use crate::packet::{self, ETHERNET_BYTES, Route};
@@ -45,7 +46,7 @@ pub struct TcpHead {
 impl TcpHead {
     /// The header of a whole TCP segment; `None` for any other frame.
     pub fn of(frame: &Frame) -> Option<Self> {
-        let (route, net, TransportSlice::Tcp(tcp)) = packet::parse(&frame.0)? else {
+        let (route, net, TransportSlice::Tcp(tcp)) = packet::parse(frame.ethernet())? else {
             return None;
         };
         let ip_bytes = match net {
@@ -55,7 +56,7 @@ impl TcpHead {
         let begin = ETHERNET_BYTES + ip_bytes;
         let header = (begin, tcp.header_slice().len());
         // Where anything else lies between the two headers (IPsec), this is not the place.
-        (frame.0.get(begin..begin + header.1)? == tcp.header_slice()).then(|| Self {
+        (frame.ethernet().get(begin..begin + header.1)? == tcp.header_slice()).then(|| Self {
             route,
             seq: tcp.sequence_number(),
             ack: packet::acknowledged(&tcp),
@@ -107,11 +108,15 @@ impl TcpHead {
 
     fn rewrite(&self, frame: &mut Frame, change: impl FnOnce(&mut [u8])) {
         let (begin, bytes) = self.header;
-        let Some(header) = frame.0.get_mut(begin..begin + bytes) else {
+        let is_partial = frame.offload().checksum_from() == Some(begin);
+        let Some(header) = frame.ethernet_mut().get_mut(begin..begin + bytes) else {
             return;
         };
         let old = sum(header);
         change(header);
+        if is_partial {
+            return;
+        }
         let new = sum(header);
         let check = u16::from_be_bytes([header[CHECKSUM], header[CHECKSUM + 1]]);
         // RFC 1624, equation 3, with all of the header for `m`.

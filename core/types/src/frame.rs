@@ -4,14 +4,111 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// One Ethernet frame without its checksum, exactly as it crosses a TAP device or the guest's
-/// NIC. At most 64 KiB.
+/// One frame as it crosses a TAP device or the guest's NIC: an Ethernet frame without its checksum, and
+/// before it what is left to do for it, if anything is ([`Offload`]). At most 64 KiB and the headers.
+///
+/// ```text
+///  most frames       destination  source  type  …
+///  with an offload   MARK  offload (10 bytes)  destination  source  type  …
+/// ```
+///
+/// So nearly all frames are plain Ethernet, in messages and in the log as well. The two forms cannot be
+/// mistaken for each other: a frame whose destination *is* the mark always gets an offload.
+///
+/// ```
+/// use plover_types::{Frame, Offload};
+///
+/// let plain = Frame(vec![7; 60]);
+/// assert_eq!(plain.offload(), Offload::NONE);
+/// assert_eq!(plain.ethernet(), [7; 60]);
+///
+/// // The checksum is to be made of all bytes from 34 on, and written at 34 + 16.
+/// let partial = Offload([1, 0, 0, 0, 0, 0, 34, 0, 16, 0]);
+/// let frame = Frame::new(partial, &[7; 60]);
+/// assert_eq!((frame.offload(), frame.ethernet()), (partial, &[7; 60][..]));
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame(#[serde(with = "serde_bytes")] pub Vec<u8>);
 
+/// What the sender of a frame has left to its receiver: the checksum, cutting a segment into packets, or both. It is
+/// virtio-net's header (VIRTIO 1.2 §5.1.6) without the number of buffers, in the byte order of the x86.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Offload(pub [u8; Offload::BYTES]);
+
+/// The flag of a frame whose checksum is not complete.
+const NEEDS_CHECKSUM: u8 = 1;
+
+impl Offload {
+    /// Bytes of the header.
+    pub const BYTES: usize = 10;
+
+    /// Nothing is left to do.
+    pub const NONE: Self = Self([0; Self::BYTES]);
+
+    /// Where the bytes begin that the checksum is to be made of, if it is not complete: the TCP or UDP header. Until then
+    /// its field has the sum of the addresses and the length only, so changes of the header do not concern it.
+    pub fn checksum_from(self) -> Option<usize> {
+        let from = u16::from_le_bytes([self.0[6], self.0[7]]);
+        (self.0[0] & NEEDS_CHECKSUM != 0).then_some(from.into())
+    }
+}
+
+impl Frame {
+    /// The address that marks a frame with an offload. It is "locally administered", and nobody's.
+    const MARK: [u8; 6] = *b"\x02plovr";
+
+    /// Bytes before the Ethernet frame, where there is an offload.
+    pub const PREFIX_BYTES: usize = Self::MARK.len() + Offload::BYTES;
+
+    /// A frame from its parts.
+    pub fn new(offload: Offload, ethernet: &[u8]) -> Self {
+        Self::received(&mut [&Self::MARK, &offload.0[..], ethernet].concat())
+    }
+
+    /// A frame as it was received: `buffer` has [`Self::PREFIX_BYTES`], the last of them the offload, and the Ethernet frame.
+    ///
+    /// # Panics
+    /// If it is shorter than that.
+    pub fn received(buffer: &mut [u8]) -> Self {
+        let (prefix, ethernet) = buffer.split_at_mut(Self::PREFIX_BYTES);
+        let (mark, offload) = prefix.split_at_mut(Self::MARK.len());
+        // Without a flag and a kind of segmentation the other fields mean nothing.
+        if offload[..2] == [0, 0] && !ethernet.starts_with(&Self::MARK) {
+            return Self(ethernet.to_vec());
+        }
+        mark.copy_from_slice(&Self::MARK);
+        Self(buffer.to_vec())
+    }
+
+    /// The offload, [`Offload::NONE`] for most frames.
+    pub fn offload(&self) -> Offload {
+        let prefix = self.0.first_chunk::<{ Self::PREFIX_BYTES }>();
+        prefix
+            .and_then(|prefix| prefix.strip_prefix(&Self::MARK))
+            .and_then(|offload| offload.try_into().ok())
+            .map_or(Offload::NONE, Offload)
+    }
+
+    /// The Ethernet frame.
+    pub fn ethernet(&self) -> &[u8] {
+        &self.0[self.ethernet_at()..]
+    }
+
+    /// The Ethernet frame, to be changed.
+    pub fn ethernet_mut(&mut self) -> &mut [u8] {
+        let at = self.ethernet_at();
+        &mut self.0[at..]
+    }
+
+    fn ethernet_at(&self) -> usize {
+        let is_marked = self.0.len() >= Self::PREFIX_BYTES && self.0.starts_with(&Self::MARK);
+        if is_marked { Self::PREFIX_BYTES } else { 0 }
+    }
+}
+
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Frame({} bytes)", self.0.len())
+        write!(f, "Frame({} bytes)", self.ethernet().len())
     }
 }
 
@@ -78,6 +175,26 @@ pub struct Unconsumed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_frame_is_taken_for_one_with_an_offload() {
+        let partial = Offload([1, 0, 0, 0, 0, 0, 34, 0, 16, 0]);
+        let of_the_mark = [&Frame::MARK[..], &[1; 54]].concat();
+        for ethernet in [&[7; 60][..], &of_the_mark, &Frame::MARK, &[]] {
+            for offload in [Offload::NONE, partial] {
+                let mut frame = Frame::new(offload, ethernet);
+                assert_eq!(frame.offload(), offload);
+                assert_eq!(frame.ethernet(), ethernet);
+                assert_eq!(frame.ethernet_mut(), ethernet);
+            }
+        }
+        assert_eq!(Frame::new(Offload::NONE, &[7; 60]), Frame(vec![7; 60]));
+        // A peer may send anything.
+        let cut_short = Frame(Frame::MARK.to_vec());
+        assert_eq!(cut_short.ethernet(), Frame::MARK);
+        assert_eq!(partial.checksum_from(), Some(34));
+        assert_eq!(Offload::NONE.checksum_from(), None);
+    }
 
     #[test]
     fn mac_round_trips_and_rejects() {

@@ -32,7 +32,7 @@ mod time;
 pub mod wire;
 
 pub use device::{DeviceState, MachineWords};
-pub use frame::{Frame, Mac, Unconsumed};
+pub use frame::{Frame, Mac, Offload, Unconsumed};
 pub use ids::{
     Awaited, Digest, Incarnation, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View,
     Viewstamp,

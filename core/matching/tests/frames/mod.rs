@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use etherparse::{PacketBuilder, TcpOptionElement};
-use plover_types::Frame;
+use plover_types::{Frame, Offload};
 
 const GUEST: [u8; 4] = [10, 0, 0, 2];
 const CLIENT: [u8; 4] = [10, 0, 0, 9];
@@ -181,4 +181,24 @@ pub fn arp(target: u8) -> Frame {
     bytes.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2, target]);
     bytes.resize(60, 0);
     Frame(bytes)
+}
+
+/// The same frame as a guest with offloads sends it: whoever sends it on is to complete its checksum, and to cut it into
+/// segments of `mss` bytes.
+pub fn offloaded(tcp: &Tcp, mss: u16) -> Frame {
+    let mut frame = tcp.frame();
+    let ethernet = &mut frame.0;
+    let (kind, tcp_at) = if ethernet[12..14] == [0x86, 0xdd] {
+        (4, 54)
+    } else {
+        (1, 34)
+    };
+    // The field has the sum of the addresses and the length; any number will do here.
+    ethernet[tcp_at + 16..tcp_at + 18].copy_from_slice(&[0xab, 0xcd]);
+    let mut offload = [0; 10];
+    offload[..2].copy_from_slice(&[1, kind]);
+    offload[4..6].copy_from_slice(&mss.to_le_bytes());
+    offload[6..8].copy_from_slice(&(tcp_at as u16).to_le_bytes());
+    offload[8] = 16;
+    Frame::new(Offload(offload), &frame.0)
 }
