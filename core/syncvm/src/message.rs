@@ -289,6 +289,7 @@ impl Body {
             Self::SubpageHashes { .. } => Payload::SubpageHashes,
             Self::Pages { .. } | Self::Fetched { .. } => Payload::Pages,
             Self::End { .. } => Payload::Device,
+            Self::OutputsReported { .. } => Payload::Outputs,
             Self::CopyStart { .. }
             | Self::CopyReady { .. }
             | Self::CopyFailed { .. }
@@ -302,7 +303,6 @@ impl Body {
             | Self::Ack { .. }
             | Self::GaveUp { .. }
             | Self::LeaderSyn { .. }
-            | Self::OutputsReported { .. }
             | Self::OutputsReleased { .. }
             | Self::Uplink { .. }
             | Self::Drained { .. }

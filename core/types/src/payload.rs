@@ -15,19 +15,22 @@ pub enum Payload {
     Device,
     /// A copy of a whole guest: for a new secondary, or to keep a witness warm.
     Copy,
-    /// Everything else: acknowledgements, and the outputs of guests.
+    /// What the secondary's guest has sent.
+    Outputs,
+    /// Everything else: acknowledgements, small messages.
     Other,
 }
 
 impl Payload {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Log,
         Self::Digests,
         Self::SubpageHashes,
         Self::Pages,
         Self::Device,
         Self::Copy,
+        Self::Outputs,
         Self::Other,
     ];
 
@@ -40,13 +43,17 @@ impl Payload {
             Self::Pages => "pages",
             Self::Device => "device",
             Self::Copy => "copy",
+            Self::Outputs => "outputs",
             Self::Other => "other",
         }
     }
 
-    /// Whether compression can pay. Digests are noise. Hashes repeat, but a paused guest waits for them. A
-    /// copy is limited by one CPU that reads and writes pages, or by its configured rate.
+    /// Whether compression can pay. Digests are noise. Hashes repeat, but a paused guest waits for them; for
+    /// outputs their clients wait. A copy is limited by one CPU that reads and writes pages, or by its configured rate.
     pub const fn may_shrink(self) -> bool {
-        !matches!(self, Self::Digests | Self::SubpageHashes | Self::Copy)
+        !matches!(
+            self,
+            Self::Digests | Self::SubpageHashes | Self::Copy | Self::Outputs
+        )
     }
 }

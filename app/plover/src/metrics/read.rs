@@ -309,6 +309,7 @@ pub fn sent_bulk(status: &Value) -> Vec<Sample> {
         ("pages", "/traffic/pages_bytes_out"),
         ("device", "/traffic/device_bytes_out"),
         ("copy", "/traffic/copy_bytes_out"),
+        ("outputs", "/traffic/outputs_bytes_out"),
         ("other", "/traffic/other_bytes_out"),
     ];
     labelled(status, "kind", &kinds, number)
