@@ -7,13 +7,14 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "src/agent.c",
     "src/orders.c",
     "src/translations.c",
     "src/queues.c",
     "src/firmware.c",
     "src/time.c",
+    "src/nic.c",
 ];
 
 fn main() {

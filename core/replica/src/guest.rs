@@ -36,13 +36,24 @@ pub(crate) enum Input {
 }
 
 impl Input {
-    /// How many frames it has.
-    fn frames(&self) -> usize {
+    /// The memory that its frames take.
+    fn bytes(&self) -> usize {
         match self {
-            Self::Frames(frames) | Self::Paced(_, frames) => frames.len(),
+            Self::Frames(frames) | Self::Paced(_, frames) => bytes_of(frames),
             Self::Operator(_) | Self::Cut(_) => 0,
         }
     }
+}
+
+/// Memory that a frame takes beside its bytes, about: without it many small frames would count as nothing.
+const FRAME_WEIGHT: usize = 64;
+
+/// The memory that frames take while they wait, about.
+pub(crate) fn bytes_of(frames: &[Frame]) -> usize {
+    frames
+        .iter()
+        .map(|frame| frame.0.len() + FRAME_WEIGHT)
+        .sum()
 }
 
 /// The order of frames that are given to the guest at one time.
@@ -80,7 +91,7 @@ pub(crate) struct Guest {
     pub taken: Index,
     gate_open: bool,
     backlog: VecDeque<Input>,
-    backlog_frames: usize,
+    backlog_bytes: usize,
     /// Inputs that are through the gate. The first waits until this guest is as far as the leader's was; the
     /// others wait behind it.
     paced: VecDeque<(Micros, Input)>,
@@ -159,7 +170,7 @@ impl Guest {
             taken: Index(0),
             gate_open: false,
             backlog: VecDeque::new(),
-            backlog_frames: 0,
+            backlog_bytes: 0,
             paced: VecDeque::new(),
             translator: SequenceTranslator::default(),
             resume_when_paused: false,
@@ -168,9 +179,9 @@ impl Guest {
         }
     }
 
-    /// Frames that wait behind the gate.
-    pub fn backlog_frames(&self) -> usize {
-        self.backlog_frames
+    /// The memory of the frames that wait behind the gate.
+    pub fn backlog_bytes(&self) -> usize {
+        self.backlog_bytes
     }
 
     /// Gives the guest an input, or keeps it behind the gate. A cut at an open gate is the
@@ -179,7 +190,7 @@ impl Guest {
         if self.gate_open {
             return self.feed(now, input, out);
         }
-        self.backlog_frames += input.frames();
+        self.backlog_bytes += input.bytes();
         self.backlog.push_back(input);
         None
     }
@@ -211,7 +222,7 @@ impl Guest {
             out.push(Action::Operate(OperatorInput::Console(first.typed)));
         }
         while let Some(mut input) = self.backlog.pop_front() {
-            self.backlog_frames -= input.frames();
+            self.backlog_bytes -= input.bytes();
             if let Input::Frames(frames) = &mut input {
                 if arrange == Arrange::ByConnection {
                     self.join_waiting(frames);
@@ -230,7 +241,7 @@ impl Guest {
     /// Takes the frames that wait next, up to anything else.
     fn join_waiting(&mut self, frames: &mut Vec<Frame>) {
         while let Some(Input::Frames(more)) = self.backlog.front_mut() {
-            self.backlog_frames -= more.len();
+            self.backlog_bytes -= bytes_of(more);
             frames.append(more);
             self.backlog.pop_front();
         }
@@ -265,7 +276,7 @@ impl Guest {
     /// A joining guest's first state contains every input before the cut.
     pub fn forget_backlog(&mut self) {
         self.backlog.clear();
-        self.backlog_frames = 0;
+        self.backlog_bytes = 0;
     }
 
     /// How many inputs wait behind the gate.
@@ -290,7 +301,7 @@ impl Guest {
             return;
         };
         for input in self.backlog.drain(..=place) {
-            self.backlog_frames -= input.frames();
+            self.backlog_bytes -= input.bytes();
         }
     }
 

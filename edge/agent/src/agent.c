@@ -13,6 +13,8 @@
  *              the function; others do not.
  *   OP_ORDERS  Listens for orders on another socket, from QEMU's main loop: orders.c.
  *
+ * QEMU takes the guest's NIC, a socket, for a TAP device: nic.c.
+ *
  * A load of device state needs four things that QEMU does not do: translations.c, queues.c, firmware.c,
  * time.c.
  *
@@ -210,6 +212,7 @@ __attribute__((constructor)) static void start(void)
     if (!number)
         return;
     int sock = atoi(number);
+    find_nic();
     clean_environment();
     if (sock <= STDERR_FILENO || fcntl(sock, F_SETFD, FD_CLOEXEC))
         return;

@@ -2,7 +2,7 @@
  * What the files of the agent share. See agent.c for what the agent is.
  *
  * Everything is compiled with hidden visibility: a preloaded library that exported `memory`, say, would
- * replace QEMU's.
+ * replace QEMU's. Only ioctl() is meant to (time.c).
  */
 #ifndef PLOVER_AGENT_H
 #define PLOVER_AGENT_H
@@ -76,5 +76,10 @@ void catch_up(void);
 void find_firmware(void);
 int save_firmware(int file);
 int load_firmware(int file);
+
+/* nic.c: the guest's NIC as a TAP device */
+void find_nic(void);
+_Bool is_nic(int fd);
+int answer_as_tap(uint32_t request, void *argument);
 
 #endif

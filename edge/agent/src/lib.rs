@@ -60,6 +60,11 @@ pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so")
 /// The environment variable that carries the number of the agent's socket.
 pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 
+/// The environment variable that carries the numbers of the NIC's socket and of its page, with a comma between them. Then
+/// QEMU takes the socket for a TAP device, and the agent writes to the page what offloads the guest's driver takes
+/// (`TUN_F_…`) and how long the header before each frame is, 32 bits each.
+pub const AGENT_NIC_ENV: &str = "PLOVER_NIC";
+
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
 pub const AGENT_VERSION: u16 = 4;
 
@@ -196,6 +201,7 @@ mod tests {
             .env("MARKER", "1")
             .env("LD_PRELOAD", so.path())
             .env(AGENT_FD_ENV, fd.to_string())
+            .env(AGENT_NIC_ENV, "98,99")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         // SAFETY: the closure makes one async-signal-safe system call, on a descriptor that is
@@ -257,7 +263,9 @@ mod tests {
         child.wait().unwrap();
         assert!(printed.contains("MARKER="), "env printed: {printed}");
         assert!(
-            !printed.contains("LD_PRELOAD") && !printed.contains(AGENT_FD_ENV),
+            !["LD_PRELOAD", AGENT_FD_ENV, AGENT_NIC_ENV]
+                .iter()
+                .any(|name| printed.contains(name)),
             "{printed}"
         );
     }

@@ -55,7 +55,7 @@ impl Announcement {
 
     /// The IPv4 address of the guest's that an ARP packet of its tells.
     fn sender(&self, frame: &Frame) -> Option<Ipv4Addr> {
-        let bytes = &frame.0;
+        let bytes = frame.ethernet();
         let is_arp = bytes.get(12..14)? == ETHERTYPE_ARP && bytes.get(14..20)? == ETHERNET_IPV4;
         let address = <[u8; 4]>::try_from(bytes.get(28..32)?).ok()?;
         let is_own = is_arp && bytes[22..28] == self.mac.0 && address != [0; 4];

@@ -120,7 +120,7 @@ impl Reporter {
 
 /// Whether a frame is for one receiver. A frame to everyone has come to the other replicas, too.
 pub(crate) fn is_for_one(frame: &Frame) -> bool {
-    frame.0.first().is_some_and(|byte| byte & 1 == 0)
+    frame.ethernet().first().is_some_and(|byte| byte & 1 == 0)
 }
 
 /// Receives reports.

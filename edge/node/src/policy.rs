@@ -125,9 +125,9 @@ pub struct PolicyConfig {
     pub compress: Option<bool>,
     /// A sync begins when held outputs take this many MiB (default 8).
     pub guard_mib: Option<usize>,
-    /// The number of frames that may wait for the guest, as in a network card's queue; more are dropped
-    /// (default 1024).
-    pub input_frames: Option<usize>,
+    /// MiB of frames that may wait for the guest while it is paused, as in a network card's queue; more are dropped
+    /// (default 16: what comes in 13 ms at 10 Gbit/s).
+    pub input_mib: Option<usize>,
 }
 
 impl PolicyConfig {

@@ -233,6 +233,8 @@ fn wait_for(child: Pid, signals: &Signals) -> io::Result<WaitStatus> {
 
 /// Repeats the report, and sends on the frames that still come to the dead process's TAP.
 fn report_on(reporter: &Reporter, tap: &mut Tap) {
+    // Long segments do not fit into the datagrams in which frames are sent on.
+    tap.allow_nothing();
     let began = Instant::now();
     let mut repeat_at = REPEAT_AT.iter().peekable();
     let mut left = SEND_ON_MAX;
@@ -253,7 +255,7 @@ fn report_on(reporter: &Reporter, tap: &mut Tap) {
         let came = poll(&mut [PollFd::new(tap, PollFlags::IN)], Some(&timeout));
         let mut frames = Vec::new();
         if came == Ok(1) {
-            tap.read(left, &mut frames);
+            tap.read(left, usize::MAX, &mut frames);
             if frames.is_empty() {
                 // The device is gone, or enough has been sent on.
                 std::thread::sleep(span);

@@ -1,13 +1,14 @@
 //! The TAP device: the guest's way to its clients.
 
-use plover_types::Frame;
+use plover_types::{Frame, Offload};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 const IFNAMSIZ: usize = 16;
-const FRAME_BYTES_MAX: usize = 65536;
+/// The largest Ethernet frame: 64 KiB and a header, with room to spare.
+const FRAME_BYTES_MAX: usize = 68 << 10;
 
 /// More frames than wait in a TAP (the kernel's default is 1,000). The network may send as fast as they are read.
 const DRAINED_MAX: usize = 4096;
@@ -25,12 +26,18 @@ pub(crate) fn request_about(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// An attached TAP device. Frames are plain Ethernet: no packet information, no offloads.
+/// An attached TAP device. Its frames have virtio-net's header: a checksum, or the cutting of a long TCP segment, may be
+/// left to the other side. The device leaves no more than [`Tap::allow`] says.
 #[derive(Debug)]
 pub(crate) struct Tap {
     fd: OwnedFd,
+    /// Room for the mark of an offload, the offload and the frame.
     buffer: Vec<u8>,
+    offloads: u32,
 }
+
+/// Where the kernel writes the offload: right before the Ethernet frame.
+const OFFLOAD_AT: usize = Frame::PREFIX_BYTES - Offload::BYTES;
 
 impl Tap {
     /// Attaches to the existing device `name` of this network namespace.
@@ -49,20 +56,53 @@ impl Tap {
             OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
         // SAFETY: TUNSETIFF reads and writes one ifreq, which lives across the call.
         if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        // No offloads: the kernel completes checksums and cuts segments before we read them.
-        // SAFETY: TUNSETOFFLOAD takes its flags by value.
-        if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0) } < 0 {
+        // The device may have been another program's, with a longer header.
+        let bytes = Offload::BYTES as libc::c_int;
+        // SAFETY: TUNSETVNETHDRSZ reads one int, which lives across the call.
+        if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &bytes) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self {
+        let mut tap = Self {
             fd,
-            buffer: vec![0; FRAME_BYTES_MAX],
-        })
+            buffer: vec![0; Frame::PREFIX_BYTES + FRAME_BYTES_MAX],
+            offloads: 0,
+        };
+        tap.set_offloads(0)?;
+        Ok(tap)
+    }
+
+    /// From now on the device leaves so much to whoever reads its frames (`TUN_F_…`).
+    pub fn allow(&mut self, offloads: u32) {
+        if offloads == self.offloads {
+            return;
+        }
+        if let Err(error) = self.set_offloads(offloads) {
+            tracing::debug!(%error, offloads, "the TAP keeps its offloads");
+        }
+    }
+
+    /// The kernel completes checksums and cuts segments before frames are read, whatever another process that has this device
+    /// open has allowed.
+    pub fn allow_nothing(&mut self) {
+        if let Err(error) = self.set_offloads(0) {
+            tracing::debug!(%error, "the TAP keeps its offloads");
+        }
+    }
+
+    fn set_offloads(&mut self, offloads: u32) -> io::Result<()> {
+        // SAFETY: TUNSETOFFLOAD takes its flags by value.
+        let set = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETOFFLOAD, offloads) };
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.offloads = offloads;
+        Ok(())
     }
 
     /// Whether the device still exists.
@@ -73,12 +113,19 @@ impl Tap {
         unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNGETIFF, &mut request) == 0 }
     }
 
-    /// Reads waiting frames, at most `max`.
-    pub fn read(&mut self, max: usize, frames: &mut Vec<Frame>) {
+    /// Reads waiting frames, at most `max`, and no more once they have `bytes_max`.
+    pub fn read(&mut self, max: usize, bytes_max: usize, frames: &mut Vec<Frame>) {
+        let mut bytes = 0;
         for _ in 0..max {
-            match rustix::io::read(&self.fd, &mut self.buffer[..]) {
-                Ok(n) if n > 0 => frames.push(Frame(self.buffer[..n].to_vec())),
+            match rustix::io::read(&self.fd, &mut self.buffer[OFFLOAD_AT..]) {
+                Ok(n) if n > Offload::BYTES => {
+                    frames.push(Frame::received(&mut self.buffer[..OFFLOAD_AT + n]));
+                    bytes += n;
+                }
                 _ => break,
+            }
+            if bytes >= bytes_max {
+                break;
             }
         }
     }
@@ -94,7 +141,9 @@ impl Tap {
 
     /// Sends one frame; `false` if the device did not take it.
     pub fn write(&self, frame: &Frame) -> bool {
-        rustix::io::write(&self.fd, &frame.0).is_ok()
+        let offload = frame.offload();
+        let parts = [IoSlice::new(&offload.0), IoSlice::new(frame.ethernet())];
+        rustix::io::writev(&self.fd, &parts).is_ok()
     }
 }
 

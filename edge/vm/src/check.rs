@@ -1,7 +1,7 @@
 //! Checks that this machine can run a guest. Each error says in one sentence what is missing and what to
 //! do.
 
-use crate::qemu::process::{Process, binary, cannot_start, files};
+use crate::qemu::process::{Agent, Process, binary, cannot_start, files};
 use crate::{Accel, Boot, DiskBus, Firmware, QemuConfig, VmError, accel, dirty};
 use plover_agent::HELLO_HAS_YANK;
 use plover_confine::Files;
@@ -215,8 +215,11 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
         "-S",
     ];
     let arguments = arguments.into_iter().map(OsString::from).collect();
-    let end_fd = std::os::fd::AsFd::as_fd(&end);
-    let mut process = Process::start(qemu, arguments, &[], Some(end_fd), files)?;
+    let agent = Agent {
+        socket: std::os::fd::AsFd::as_fd(&end),
+        nic: None,
+    };
+    let mut process = Process::start(qemu, arguments, &[], Some(agent), files)?;
     drop(end);
     match link.hello(AGENT_DEADLINE) {
         Ok(value) if value & HELLO_HAS_YANK != 0 => Ok(()),

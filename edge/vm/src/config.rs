@@ -192,6 +192,8 @@ pub struct QemuConfig {
     pub firmware: Firmware,
     /// The address of the guest's NIC.
     pub mac: Mac,
+    /// Whether the guest may leave checksums and the cutting of TCP segments to its host.
+    pub offloads: bool,
     /// A name for people, in QEMU's process title and in messages.
     pub name: String,
     /// Gives all orders through QEMU's monitor, as with a build of QEMU that exports nothing else
@@ -216,6 +218,7 @@ impl QemuConfig {
             boot,
             firmware: Firmware::default(),
             mac,
+            offloads: true,
             name: "plover".into(),
             monitor_only: false,
             ends: Ends::default(),

@@ -2,10 +2,14 @@
 //!
 //! ```text
 //!   plover                                           QEMU
-//!   ours ◄──── frames the guest sent ──────────── theirs  (-netdev dgram,local.type=fd)
+//!   ours ◄──── frames the guest sent ──────────── theirs  (-netdev tap,fd=, or dgram)
 //!        ───── frames fed ──── wait here ───────►
 //!   theirs (a duplicate: the same socket) ── FIONREAD, and recv to take frames back
 //! ```
+//!
+//! QEMU takes its end for a TAP device, because the agent answers its questions so (edge/agent/src/nic.c). Then
+//! each frame has a virtio-net header, and the guest may leave checksums and the cutting of TCP segments to
+//! others ([`plover_types::Offload`]; docs/decisions/0056). Without offloads it is a plain socket.
 //!
 //! When the guest is paused, no frame may be lost or fed twice. A paused QEMU still reads *one* frame
 //! off the socket, keeps it, and delivers it when the guest runs again, on whatever state was loaded
@@ -24,40 +28,40 @@
 //! `net.unix.max_dgram_qlen` limits unconnected receivers only. A socket pair is limited by the sender's
 //! buffer.
 
+mod agreed;
+mod datagrams;
+
+use self::agreed::Agreed;
+use self::datagrams::Receiver;
 use crate::VmError;
 use plover_types::Frame;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use std::collections::VecDeque;
 
-/// Bytes of a socket's buffer that the kernel accounts for a full-size Ethernet frame: 1514 bytes in a
-/// 2 KiB allocation, and the packet's descriptor.
-const FRAME_CHARGE: usize = 2304;
+/// Memory that a frame takes in a socket beside its bytes: the kernel accounts 2,304 bytes for a full-size one of 1,514.
+const FRAME_WEIGHT: usize = 790;
 
 /// Room for what the guest sends in a slot: QEMU would otherwise stop its transmit queue. 8 MiB
 /// is over 3,500 full frames, more than a slot of the longest length sends on a 1 Gbit/s link.
 const OUTPUT_BYTES: usize = 8 << 20;
 
-/// The largest datagram: 64 KiB and an Ethernet header, with room to spare.
-const DATAGRAM_BYTES: usize = 68 << 10;
-
 /// Our side of the guest's NIC.
 pub(crate) struct Nic {
     ours: OwnedFd,
     theirs: OwnedFd,
-    /// Frames kept out of the socket because the guest is paused, oldest first.
+    agreed: Agreed,
+    /// Frames kept out of the socket because the guest is paused, oldest first, and their weight.
     held: VecDeque<Frame>,
+    held_bytes: usize,
     holding: bool,
-    limit: usize,
-    buffer: Box<[u8]>,
+    bytes_max: usize,
+    receiver: Receiver,
 }
 
 impl Nic {
-    /// A NIC for a guest that does not run yet, with room for `limit` waiting frames.
-    pub(crate) fn new(limit: usize) -> Result<Self, VmError> {
+    /// A NIC for a guest that does not run yet. Frames of `bytes_max` may wait in the socket, and as many beside it.
+    pub(crate) fn new(bytes_max: usize) -> Result<Self, VmError> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::DGRAM,
@@ -66,16 +70,17 @@ impl Nic {
         )
         .map_err(VmError::io("making the guest's NIC (a socket pair)"))?;
         // The kernel doubles what it is asked for.
-        set_send_buffer(ours.as_fd(), limit * FRAME_CHARGE / 2);
+        set_send_buffer(ours.as_fd(), bytes_max / 2);
         set_send_buffer(theirs.as_fd(), OUTPUT_BYTES / 2);
-        let buffer = vec![0; DATAGRAM_BYTES].into_boxed_slice();
         Ok(Self {
             ours,
             theirs,
+            agreed: Agreed::new()?,
             held: VecDeque::new(),
+            held_bytes: 0,
             holding: true,
-            limit,
-            buffer,
+            bytes_max,
+            receiver: Receiver::new(),
         })
     }
 
@@ -89,46 +94,50 @@ impl Nic {
         self.theirs.as_fd()
     }
 
-    /// Gives the guest a frame, or keeps it until the guest runs. `false` if there is no room.
-    pub(crate) fn feed(&mut self, frame: &Frame) -> bool {
-        // Frames that `release` had no room for come first.
-        self.refill();
-        // The system may allow a buffer for fewer frames than `limit`: the others wait here.
-        if self.holding || !self.held.is_empty() || !self.put(frame) {
-            let room = self.held.len() < self.limit;
-            if room {
-                self.held.push_back(frame.clone());
-            }
-            return room;
-        }
-        true
+    /// The page in which the agent says what the guest takes.
+    pub(crate) fn agreed_fd(&self) -> BorrowedFd<'_> {
+        self.agreed.fd()
     }
 
-    fn put(&self, frame: &Frame) -> bool {
-        match send(
-            &self.ours,
-            &frame.0,
-            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-        ) {
-            Ok(_) => true,
-            Err(Errno::AGAIN | Errno::NOBUFS) => false,
-            // Too long for any NIC, or QEMU is gone (which is noticed elsewhere): dropped, as on a
-            // wire.
-            Err(error) => {
-                tracing::debug!(%error, bytes = frame.0.len(), "frame dropped");
-                true
-            }
+    /// The offloads that the guest's driver takes now (`TUN_F_…`).
+    pub(crate) fn offloads(&self) -> u32 {
+        self.agreed.offloads()
+    }
+
+    /// Gives the guest frames, or keeps them until the guest runs. Returns how many of them, the first ones; for the
+    /// others there is no room.
+    pub(crate) fn feed(&mut self, frames: &[Frame]) -> usize {
+        // Frames that `release` had no room for come first.
+        self.refill();
+        let waits = self.holding || !self.held.is_empty();
+        let put = if waits { 0 } else { self.put(frames) };
+        // The system may allow a smaller buffer than `bytes_max`: the others wait here.
+        let kept = frames[put..].iter().take_while(|frame| self.keep(frame));
+        put + kept.count()
+    }
+
+    fn keep(&mut self, frame: &Frame) -> bool {
+        let has_room = self.held_bytes < self.bytes_max;
+        if has_room {
+            self.held_bytes += weight(frame);
+            self.held.push_back(frame.clone());
         }
+        has_room
+    }
+
+    fn put(&self, frames: &[Frame]) -> usize {
+        datagrams::send(self.ours.as_fd(), frames, self.agreed.header_bytes())
     }
 
     /// Puts frames that `release` had no room for into the socket, as far as there is room now.
     pub(crate) fn refill(&mut self) {
-        while let Some(frame) = self.held.front().filter(|_| !self.holding) {
-            if !self.put(frame) {
-                return;
-            }
-            self.held.pop_front();
+        if !self.has_backlog() {
+            return;
         }
+        self.held.make_contiguous();
+        let put = self.put(self.held.as_slices().0);
+        let freed: usize = self.held.drain(..put).map(|frame| weight(&frame)).sum();
+        self.held_bytes -= freed;
     }
 
     /// Whether frames wait for room in the socket.
@@ -142,12 +151,14 @@ impl Nic {
             return;
         }
         self.holding = true;
+        let header = self.agreed.header_bytes();
+        let mut back = Vec::new();
+        self.receiver
+            .receive(self.theirs.as_fd(), usize::MAX, header, &mut back);
+        self.held_bytes += back.iter().map(weight).sum::<usize>();
         // Frames that `release` had no room for are younger than those in the socket.
-        let younger = std::mem::take(&mut self.held);
-        while let Some(frame) = receive(self.theirs.as_fd(), &mut self.buffer) {
-            self.held.push_back(frame);
-        }
-        self.held.extend(younger);
+        back.extend(std::mem::take(&mut self.held));
+        self.held = back.into();
     }
 
     /// The guest is about to run: gives it the kept frames.
@@ -165,29 +176,20 @@ impl Nic {
     /// Takes the kept frames.
     pub(crate) fn take_unconsumed(&mut self, frames: &mut Vec<Frame>) {
         frames.extend(self.held.drain(..));
+        self.held_bytes = 0;
     }
 
     /// Takes at most `max` frames that the guest has sent.
     pub(crate) fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
-        for _ in 0..max {
-            match receive(self.ours.as_fd(), &mut self.buffer) {
-                Some(frame) => frames.push(frame),
-                None => return,
-            }
-        }
+        let header = self.agreed.header_bytes();
+        self.receiver
+            .receive(self.ours.as_fd(), max, header, frames);
     }
 }
 
-/// The next datagram, if there is one.
-fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<Frame> {
-    loop {
-        match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return None,
-            Ok((bytes, _)) => return Some(Frame(buffer[..bytes].to_vec())),
-            Err(Errno::INTR) => {}
-            Err(_) => return None,
-        }
-    }
+/// The memory that a frame takes while it waits, about.
+fn weight(frame: &Frame) -> usize {
+    frame.0.len() + FRAME_WEIGHT
 }
 
 /// Sets a send buffer beyond the system's limit (`net.core.wmem_max`), or up to it without the privilege.
@@ -202,6 +204,13 @@ fn set_send_buffer(socket: BorrowedFd<'_>, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plover_types::Offload;
+    use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+    /// Room for so many full-size frames.
+    fn nic(frames: usize) -> Nic {
+        Nic::new(frames * (1514 + FRAME_WEIGHT)).unwrap()
+    }
 
     fn frame(number: u32) -> Frame {
         Frame(number.to_be_bytes().repeat(20))
@@ -209,18 +218,28 @@ mod tests {
 
     /// Reads frames as QEMU would.
     fn consume(nic: &mut Nic, count: usize) -> Vec<Frame> {
-        let mut buffer = vec![0; DATAGRAM_BYTES];
-        (0..count)
-            .map_while(|_| receive(nic.qemu_fd(), &mut buffer))
-            .collect()
+        let mut frames = Vec::new();
+        let header = nic.agreed.header_bytes();
+        Receiver::new().receive(nic.qemu_fd(), count, header, &mut frames);
+        frames
+    }
+
+    fn feed(nic: &mut Nic, frame: Frame) -> bool {
+        nic.feed(&[frame]) == 1
+    }
+
+    /// The agent's word.
+    fn agree(nic: &Nic, offloads: u32, header: u32) {
+        let page = [offloads.to_ne_bytes(), header.to_ne_bytes()].concat();
+        rustix::io::pwrite(nic.agreed_fd(), &page, 0).unwrap();
     }
 
     #[test]
     fn a_pause_loses_no_frame_and_feeds_none_twice() {
-        let mut nic = Nic::new(1024).unwrap();
+        let mut nic = nic(1024);
         for n in 0..10 {
             assert!(
-                nic.feed(&frame(n)),
+                feed(&mut nic, frame(n)),
                 "before the first start frames are kept"
             );
         }
@@ -230,12 +249,12 @@ mod tests {
         );
         nic.release();
         for n in 10..500 {
-            assert!(nic.feed(&frame(n)), "max_dgram_qlen does not count");
+            assert!(feed(&mut nic, frame(n)), "max_dgram_qlen does not count");
         }
         let mut seen = consume(&mut nic, 123);
         nic.hold();
         for n in 500..520 {
-            assert!(nic.feed(&frame(n)));
+            assert!(feed(&mut nic, frame(n)));
         }
         assert!(!nic.consumed_all());
         assert!(consume(&mut nic, 1).is_empty());
@@ -249,31 +268,34 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_standing_and_running() {
-        let mut nic = Nic::new(16).unwrap();
+        let mut nic = nic(16);
         let big = Frame(vec![1; 1514]);
-        assert_eq!((0..100).take_while(|_| nic.feed(&big)).count(), 16);
+        assert_eq!(
+            (0..100).take_while(|_| feed(&mut nic, big.clone())).count(),
+            16
+        );
         nic.release();
         let mut fed = 16;
-        while nic.feed(&big) {
+        while feed(&mut nic, big.clone()) {
             fed += 1;
             assert!(fed < 100, "a running guest that reads nothing must fill up");
         }
         let all = consume(&mut nic, 1000).len();
-        assert!(nic.feed(&big), "there is room again");
+        assert!(feed(&mut nic, big.clone()), "there is room again");
         assert!(all <= fed && fed <= 33, "{all} in the socket, {fed} taken");
     }
 
     #[test]
     fn an_oversized_frame_is_dropped_and_does_not_block() {
-        let mut nic = Nic::new(16).unwrap();
+        let mut nic = nic(16);
         nic.release();
-        assert!(nic.feed(&Frame(vec![0; 4 << 20])));
+        assert!(feed(&mut nic, Frame(vec![0; 4 << 20])));
         assert!(nic.consumed_all());
     }
 
     #[test]
     fn outputs_come_in_order_and_bounded() {
-        let mut nic = Nic::new(16).unwrap();
+        let mut nic = nic(16);
         for n in 0..5 {
             send(nic.qemu_fd(), &frame(n).0, SendFlags::empty()).unwrap();
         }
@@ -282,5 +304,48 @@ mod tests {
         assert_eq!(out.len(), 2);
         nic.take_outputs(9, &mut out);
         assert_eq!(out, (0..5).map(frame).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_left_to_others_crosses_with_the_frame() {
+        // A socket refuses a datagram that is longer than its buffer.
+        let mut nic = nic(64);
+        nic.release();
+        let segment = Frame::new(Offload([1, 1, 66, 0, 168, 5, 34, 0, 16, 0]), &[7; 60_000]);
+        let frames = [frame(1), segment.clone(), frame(2)];
+        for header in [10, 12] {
+            agree(&nic, 7, header);
+            assert_eq!(nic.offloads(), 7);
+            assert_eq!(nic.feed(&frames), 3);
+            let mut first = [1; 100];
+            let (_, bytes) = recv(nic.qemu_fd(), &mut first[..], RecvFlags::empty()).unwrap();
+            assert_eq!(bytes, 80 + header as usize);
+            assert_eq!(first[..header as usize], [0; 12][..header as usize]);
+            assert_eq!(consume(&mut nic, 1), std::slice::from_ref(&segment));
+            nic.hold();
+            let mut rest = Vec::new();
+            nic.take_unconsumed(&mut rest);
+            assert_eq!(rest, [frame(2)], "taken back as it was fed");
+            nic.release();
+        }
+        // A header without a frame, and a guest that says nonsense.
+        send(nic.qemu_fd(), &[0; 12], SendFlags::empty()).unwrap();
+        agree(&nic, 0, 11);
+        send(nic.qemu_fd(), &frame(3).0, SendFlags::empty()).unwrap();
+        let mut out = Vec::new();
+        nic.take_outputs(9, &mut out);
+        assert_eq!(out.last(), Some(&frame(3)));
+    }
+
+    #[test]
+    fn more_than_one_call_takes_come_in_order() {
+        let mut nic = nic(1024);
+        nic.release();
+        let many: Vec<_> = (0..100).map(frame).collect();
+        assert_eq!(nic.feed(&many), 100);
+        nic.hold();
+        let mut back = Vec::new();
+        nic.take_unconsumed(&mut back);
+        assert_eq!(back, many);
     }
 }

@@ -43,7 +43,7 @@ fn a_killed_qemu_is_noticed_at_once() {
         "it was waited for"
     );
     // Later calls do not fail.
-    guest.vm.feed(&ping(1, 9));
+    guest.vm.feed(&[ping(1, 9)]);
     guest.vm.console_write(b"x");
     let _ = guest
         .vm
@@ -122,7 +122,7 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
     for round in 0..40u64 {
         guest.introduce();
         for _ in 0..60 {
-            assert!(guest.vm.feed(&ping(next, 56)), "{next} was refused");
+            assert_eq!(guest.vm.feed(&[ping(next, 56)]), 1, "{next} was refused");
             next += 1;
         }
         guest.run_for(Duration::from_micros(round % 10 * 100));
@@ -132,7 +132,7 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
         // In every other round the frames are fed again.
         if round % 2 == 0 {
             for frame in back.drain(before..) {
-                assert!(guest.vm.feed(&frame));
+                assert_eq!(guest.vm.feed(&[frame]), 1);
             }
         }
         back.retain(|frame| number(frame).is_some());
@@ -167,6 +167,23 @@ fn number(frame: &Frame) -> Option<u16> {
     request.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
 }
 
+/// TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 and TUN_F_TSO_ECN.
+const ALL_OFFLOADS: u32 = 15;
+
+#[test]
+fn offloads_are_what_the_guests_driver_takes() {
+    for offloads in [true, false] {
+        let config = QemuConfig {
+            offloads,
+            ..config(Machine::Microvm)
+        };
+        let mut guest = Guest::boot(config);
+        guest.wait_ping(1);
+        let taken = if offloads { ALL_OFFLOADS } else { 0 };
+        assert_eq!(guest.vm.offloads(), taken);
+    }
+}
+
 fn ended(how: GuestEnd, then: AtEnd) -> VmEvent {
     VmEvent::GuestEnded { how, then }
 }
@@ -185,7 +202,7 @@ fn a_guest_that_powers_off_is_off_until_it_is_started() {
         guest.run_for(Duration::from_millis(100));
         assert!(guest.events.is_empty(), "{:?}", guest.events);
         assert!(guest.vm.is_off());
-        assert!(guest.vm.feed(&ping(1, 9)), "it is dropped");
+        assert_eq!(guest.vm.feed(&[ping(1, 9)]), 1, "it is dropped");
         guest.order(VmCommand::Pause);
         guest.order(VmCommand::Resume);
         assert!(guest.vm.is_off(), "a syncvm does not switch it on");
@@ -231,7 +248,7 @@ fn a_guest_that_an_operator_pauses_stands_until_it_is_let_go_on() {
     a.run_for(Duration::from_millis(200));
     assert!(a.vm.stands() && a.events.is_empty(), "{:?}", a.events);
     a.sent.clear();
-    assert!(a.vm.feed(&ping(2, 9)));
+    assert_eq!(a.vm.feed(&[ping(2, 9)]), 1);
     a.run_for(Duration::from_millis(300));
     assert!(!a.sent.iter().any(|frame| pong(frame) == Some(2)));
     assert!(a.vm.consumed_all(), "a syncvm does not wait for it");
@@ -240,7 +257,7 @@ fn a_guest_that_an_operator_pauses_stands_until_it_is_let_go_on() {
     b.order(VmCommand::Resume);
     assert!(a.vm.stands() && b.vm.stands());
     b.sent.clear();
-    b.vm.feed(&ping(3, 9));
+    b.vm.feed(&[ping(3, 9)]);
     b.run_for(Duration::from_millis(300));
     assert!(!b.sent.iter().any(|frame| pong(frame) == Some(3)));
     for guest in [&mut a, &mut b] {

@@ -34,7 +34,7 @@ fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
         for guest in [&mut a, &mut b] {
             guest.introduce();
             for n in 0..5 {
-                guest.vm.feed(&ping(round * 10 + n, 900));
+                guest.vm.feed(&[ping(round * 10 + n, 900)]);
             }
             guest.run_for(Duration::from_millis(40));
         }

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 /// configured.
 fn memory_is_bounded(lab: &Experiment) -> Result<()> {
     // The defaults of `group.log_mib` and `policy.guard_mib`.
-    const CONFIGURED_MIB: u64 = 8 + 8;
+    const CONFIGURED_MIB: u64 = 32 + 8;
     const BESIDE_MIB_MAX: u64 = 64;
     for replica in lab.lab().status().group.replicas {
         let held = replica

@@ -304,7 +304,7 @@ fn draw_config(
         },
         subpages: rng.pick(&[true, true, false]),
         guard_bytes_max: rng.pick(&[200, 20_000]),
-        input_frames_max: rng.pick(&[8, 256]),
+        input_bytes_max: rng.pick(&[2_000, 60_000]),
         hash_key: [0; 32],
         seed: 0,
         drained: false,

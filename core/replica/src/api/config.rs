@@ -65,8 +65,8 @@ pub struct Config {
     pub subpages: bool,
     /// Held output bytes that force a sync.
     pub guard_bytes_max: usize,
-    /// Frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
-    pub input_frames_max: usize,
+    /// Bytes of frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
+    pub input_bytes_max: usize,
     /// This process's secret for page hashes, from the system's random source.
     pub hash_key: [u8; 32],
     /// Seed of timeouts.
@@ -107,7 +107,7 @@ impl Config {
             warm_bytes_per_s: 1 << 20,
             subpages: true,
             guard_bytes_max: 1 << 20,
-            input_frames_max: 64,
+            input_bytes_max: 1 << 20,
             hash_key: [0; 32],
             seed: 1,
             drained: false,

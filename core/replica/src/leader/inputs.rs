@@ -12,7 +12,7 @@
 use super::Leader;
 use crate::api::{Note, OperatorInput};
 use crate::context::Context;
-use crate::guest::Input;
+use crate::guest::{Input, bytes_of};
 use crate::log_ops::LogOp;
 use apus::EntryKind;
 use plover_policy::Input as Order;
@@ -32,7 +32,7 @@ impl Leader {
             return kept.extend(frames);
         }
         let count = frames.len();
-        let taken = if cx.guest.backlog_frames() + count > cx.config.input_frames_max {
+        let taken = if cx.guest.backlog_bytes() + bytes_of(&frames) > cx.config.input_bytes_max {
             false
         } else if cx.config.policy.input == Order::None {
             cx.feed(Input::Frames(frames));

@@ -46,8 +46,10 @@ impl Body {
         if !printed.is_empty() {
             self.print(&printed)?;
         }
-        // Outputs from before an event are reported before it.
-        self.take_outputs()?;
+        if !happened.is_empty() {
+            // Outputs from before an event are reported before it.
+            self.take_outputs()?;
+        }
         for event in happened {
             let event = match event {
                 VmEvent::Started => {
@@ -216,11 +218,7 @@ impl Body {
 
     pub(super) fn feed(&mut self, frames: &[Frame]) {
         if let Some(vm) = &mut self.vm {
-            for frame in frames {
-                if !vm.feed(frame) {
-                    self.dropped_inputs += 1;
-                }
-            }
+            self.dropped_inputs += (frames.len() - vm.feed(frames)) as u64;
         }
     }
 

@@ -54,6 +54,10 @@ use std::sync::mpsc::SyncSender;
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
 
+/// Bytes of frames taken from the TAP after which no more are. A log entry has to fit into one message (1 MiB), also with the
+/// last frame, of up to 64 KiB, and with those that another replica has sent on.
+const INPUT_BYTES_PER_TURN: usize = 256 << 10;
+
 /// How long one turn works on waiting bulk records, and how long on waiting reads, after the first of
 /// each. The others hear nothing of this replica meanwhile.
 const WORK_A_TURN: Micros = Micros::from_ms(2);

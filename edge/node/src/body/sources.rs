@@ -1,6 +1,6 @@
 //! The sources of a turn: each is read, and what it says becomes an event of the brain.
 
-use super::{Body, BoxError, FRAMES_PER_TURN, WORK_A_TURN};
+use super::{Body, BoxError, FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, WORK_A_TURN};
 use crate::clock;
 use crate::death::{Reports, is_for_one};
 use crate::relay::Relayed;
@@ -9,6 +9,7 @@ use plover_disk::DiskEvent;
 use plover_fabric::FabricEvent;
 use plover_replica::Event;
 use plover_types::{Frame, Lane, Micros, ReplicaId};
+use plover_vm::QemuVm;
 
 /// For how long a leader that has handed over sends on what clients still send to it: until the next one has
 /// announced the guest, which takes some 10 ms.
@@ -161,7 +162,9 @@ impl Body {
             return Ok(());
         }
         let mut frames = self.sent_on.take(clock::now());
-        self.tap.read(FRAMES_PER_TURN, &mut frames);
+        self.allow_offloads();
+        self.tap
+            .read(FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, &mut frames);
         if frames.is_empty() {
             Ok(())
         } else {
@@ -170,9 +173,17 @@ impl Body {
         }
     }
 
+    /// The TAP leaves to the guest what the guest's driver takes. Frames that wait in it are as before: a guest that has just
+    /// booted drops those that are too long for it, as a network card does.
+    fn allow_offloads(&mut self) {
+        self.tap.allow(self.vm.as_ref().map_or(0, QemuVm::offloads));
+    }
+
     /// This leader hands over: what clients have sent here goes to the next one.
     pub(super) fn begin_to_send_on(&mut self, frames: Vec<Frame>) {
         self.sends_on_until = clock::now() + SEND_ON_FOR;
+        // They go on as datagrams, for which a long segment is too long.
+        self.tap.allow_nothing();
         if let Some(reporter) = &self.reporter {
             frames.into_iter().for_each(|frame| reporter.send_on(frame));
         }
@@ -181,7 +192,8 @@ impl Body {
     /// Clients do not know yet that the guest is elsewhere, and have sent more.
     pub(super) fn send_on(&mut self) {
         let mut frames = Vec::new();
-        self.tap.read(FRAMES_PER_TURN, &mut frames);
+        self.tap
+            .read(FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, &mut frames);
         if let Some(reporter) = &self.reporter {
             let frames = frames.into_iter().filter(is_for_one);
             frames.for_each(|frame| reporter.send_on(frame));

@@ -125,7 +125,11 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     line.option("-serial", "chardev:console");
     line.option(
         "-netdev",
-        format!("dgram,id=net,local.type=fd,local.str={}", fds.nic),
+        match config.offloads {
+            // A socket, which the agent makes a TAP device in QEMU's eyes.
+            true => format!("tap,id=net,fd={},vhost=off", fds.nic),
+            false => format!("dgram,id=net,local.type=fd,local.str={}", fds.nic),
+        },
     );
     // A guest that announced itself after each load would send frames that the other one does not, and do
     // work that the other one does not. Replicas announce the guest.

@@ -146,10 +146,19 @@ impl QemuVm {
 
 /// NIC, console and CPU time.
 impl QemuVm {
-    /// Puts a frame into the guest's NIC queue. `false` if the queue is full and the frame was not
-    /// taken. A guest that is off has no NIC that listens.
-    pub fn feed(&mut self, frame: &Frame) -> bool {
-        self.is_off() || self.nic.feed(frame)
+    /// Puts frames into the guest's NIC queue. Returns how many of them were taken, the first ones: the queue is full.
+    /// A guest that is off has no NIC that listens, and takes all.
+    pub fn feed(&mut self, frames: &[Frame]) -> usize {
+        if self.is_off() {
+            return frames.len();
+        }
+        self.nic.feed(frames)
+    }
+
+    /// What the guest leaves to others in the frames it gets (`TUN_F_…`): a TAP device may leave as much. It changes when
+    /// the guest's driver starts, and with a load.
+    pub fn offloads(&self) -> u32 {
+        self.nic.offloads()
     }
 
     /// Whether QEMU has consumed every frame fed and every byte typed, and its disks have answered

@@ -2,7 +2,7 @@
 
 use super::command_line::{Inherited, arguments};
 use crate::{Accel, Boot, QemuConfig, VmError};
-use plover_agent::{AGENT_FD_ENV, AGENT_SO};
+use plover_agent::{AGENT_FD_ENV, AGENT_NIC_ENV, AGENT_SO};
 use plover_confine::{Confinement, Files};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -30,11 +30,19 @@ pub(super) struct Ends<'a> {
     pub(super) ram: BorrowedFd<'a>,
     pub(super) state: BorrowedFd<'a>,
     pub(super) nic: BorrowedFd<'a>,
+    /// See [`crate::nic::Nic::agreed_fd`].
+    pub(super) agreed: BorrowedFd<'a>,
     pub(super) qmp: BorrowedFd<'a>,
     pub(super) console: BorrowedFd<'a>,
     pub(super) agent: BorrowedFd<'a>,
     pub(super) orders: BorrowedFd<'a>,
     pub(super) disks: Vec<BorrowedFd<'a>>,
+}
+
+/// The agent's socket; and the NIC that it is to make a TAP device of, with the page in which it says what was agreed.
+pub(crate) struct Agent<'a> {
+    pub(crate) socket: BorrowedFd<'a>,
+    pub(crate) nic: Option<(BorrowedFd<'a>, BorrowedFd<'a>)>,
 }
 
 /// A child that is ended when this is dropped.
@@ -65,6 +73,7 @@ impl Process {
             ends.ram,
             ends.state,
             ends.nic,
+            ends.agreed,
             ends.qmp,
             ends.console,
             ends.orders,
@@ -79,7 +88,10 @@ impl Process {
             &binary(config),
             arguments(config, accel, &fds),
             &inherit,
-            Some(ends.agent),
+            Some(Agent {
+                socket: ends.agent,
+                nic: config.offloads.then_some((ends.nic, ends.agreed)),
+            }),
             &files,
         )
     }
@@ -91,7 +103,7 @@ impl Process {
         program: &Path,
         arguments: Vec<OsString>,
         inherit: &[BorrowedFd<'_>],
-        agent: Option<BorrowedFd<'_>>,
+        agent: Option<Agent<'_>>,
         files: &Files,
     ) -> Result<Self, VmError> {
         let confinement = Confinement::new(files)?;
@@ -103,17 +115,21 @@ impl Process {
             .stderr(Stdio::piped());
         let mut keep: Vec<i32> = inherit.iter().map(AsRawFd::as_raw_fd).collect();
         let library = agent
-            .map(|socket| agent_library().map(|file| (file, socket)))
+            .map(|agent| agent_library().map(|file| (file, agent)))
             .transpose()?;
-        if let Some((library, socket)) = &library {
-            keep.extend([library.as_raw_fd(), socket.as_raw_fd()]);
+        if let Some((library, agent)) = &library {
+            keep.extend([library.as_raw_fd(), agent.socket.as_raw_fd()]);
             let mut preload = OsString::from(format!("/proc/self/fd/{}", library.as_raw_fd()));
             if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
                 preload.push(":");
                 preload.push(others);
             }
             command.env("LD_PRELOAD", preload);
-            command.env(AGENT_FD_ENV, socket.as_raw_fd().to_string());
+            command.env(AGENT_FD_ENV, agent.socket.as_raw_fd().to_string());
+            if let Some((socket, page)) = agent.nic {
+                let numbers = format!("{},{}", socket.as_raw_fd(), page.as_raw_fd());
+                command.env(AGENT_NIC_ENV, numbers);
+            }
         }
         let parent = rustix::process::getpid();
         // SAFETY: between fork and exec the closure makes system calls only: no allocation, no

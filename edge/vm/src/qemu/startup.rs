@@ -25,8 +25,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// Frames that may wait for the guest's NIC. More are refused, as by the queue of a NIC.
-const FEED_FRAMES_MAX: usize = 1024;
+/// Bytes of frames that may wait in the socket of the guest's NIC, and as many again before it. More are refused, as by
+/// the queue of a NIC. At 10 Gbit/s they come in 1.6 ms. A sync sends what is left of both in one message, of which the
+/// bulk lane takes 8 MiB.
+const FEED_BYTES_MAX: usize = 2 << 20;
 
 impl QemuVm {
     /// Starts QEMU; `disks` are those of [`QemuConfig::disks`]. [`VmEvent::Started`] follows when QEMU
@@ -53,7 +55,7 @@ impl QemuVm {
         };
         let loads = Loads::new(regions.layout().pages());
         let state_file = StateFile::new()?;
-        let nic = Nic::new(FEED_FRAMES_MAX)?;
+        let nic = Nic::new(FEED_BYTES_MAX)?;
         let console = Console::new()?;
         let (mut agent, agent_end) = AgentLink::new()?;
         let (order_link, order_end) = OrderLink::new()?;
@@ -64,6 +66,7 @@ impl QemuVm {
             ram: ram.fd(),
             state: state_file.fd(),
             nic: nic.qemu_fd(),
+            agreed: nic.agreed_fd(),
             qmp: qmp_end.as_fd(),
             console: console.qemu_fd(),
             agent: agent_end.as_fd(),

@@ -19,12 +19,13 @@ impl QemuVm {
         let config = &self.config;
         let disks: Vec<_> = config.disks.iter().map(disk).collect();
         let needed = format!(
-            "QEMU {}, {}, {}, vCPUs {}, NIC {}, disks [{}]{}",
+            "QEMU {}, {}, {}, vCPUs {}, NIC {}{}, disks [{}]{}",
             self.version,
             config.machine,
             self.accel,
             config.vcpus,
             config.mac,
+            if config.offloads { " offloads" } else { "" },
             disks.join(", "),
             config.identity.words()
         );

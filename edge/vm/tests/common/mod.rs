@@ -225,8 +225,8 @@ impl Guest {
 
     /// Makes sure that the guest knows where to send its answers.
     pub fn introduce(&mut self) {
-        self.vm.feed(&arp_request());
-        self.vm.feed(&arp_reply());
+        self.vm.feed(&[arp_request()]);
+        self.vm.feed(&[arp_reply()]);
     }
 
     /// Pings until the guest has answered `number`: it may still be starting.
@@ -240,7 +240,7 @@ impl Guest {
                 self.console
             );
             self.introduce();
-            self.vm.feed(&ping(number, 56));
+            self.vm.feed(&[ping(number, 56)]);
             self.run_for(Duration::from_millis(50));
         }
     }
@@ -249,7 +249,7 @@ impl Guest {
     pub fn wait_answer(&mut self, number: u16) {
         let begin = Instant::now();
         self.introduce();
-        assert!(self.vm.feed(&ping(number, 56)), "no room for a ping");
+        assert_eq!(self.vm.feed(&[ping(number, 56)]), 1, "no room for a ping");
         while !self.sent.iter().any(|frame| pong(frame) == Some(number)) {
             assert!(
                 begin.elapsed() < PATIENCE,
