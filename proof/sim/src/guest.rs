@@ -281,7 +281,7 @@ impl FakeGuest {
     /// The answer to a frame: mostly the same words as any guest would send, but cut into segments at
     /// random.
     fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Vec<Frame> {
-        let Some(request) = Request::of(&frame.0) else {
+        let Some(request) = Request::of(frame) else {
             return Vec::new();
         };
         self.live(Step::Input(request.number), request.number, histories);
@@ -289,7 +289,7 @@ impl FakeGuest {
             return Vec::new();
         }
         let client = request.client;
-        let answered = Request::answers(&frame.0);
+        let answered = Request::answers(frame);
         self.look_at_numbers(&request, answered);
         let stream = self.devices.streams.entry(client).or_default();
         stream.heard += 1;

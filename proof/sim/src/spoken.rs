@@ -6,14 +6,25 @@
 //! * Behind the segment, where Ethernet pads a frame: the name of the history that explains it.
 //! * In the window: the place of its words. Places count from the first word of the connection.
 //! * In the timestamp: the clock of the connection. It stands still, so that any difference shows.
+//!
+//! Every other segment leaves its checksum to others, as a guest's with offloads does. Which ones depends on the guest's
+//! own sequence numbers, so the two guests seldom do it alike.
 
 use etherparse::{
-    NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice,
+    Ipv4HeaderSlice, NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice,
+    TransportSlice,
 };
-use plover_types::Frame;
+use plover_types::{Frame, Offload};
 
 /// Bytes of a word, the unit in which streams are checked.
 pub const WORD_BYTES: usize = 4;
+
+/// Where a frame's TCP header begins, and the place of the checksum in it.
+const TCP_AT: u8 = 34;
+const CHECKSUM: u8 = 16;
+
+/// The sum that stands in place of a checksum until it is complete.
+const PARTIAL: u16 = 0xabcd;
 
 /// The port of client 0's first connection; those of its next ones lie 256 apart.
 const PORT: u16 = 1000;
@@ -79,19 +90,20 @@ impl Spoken {
             .expect("one option fits")
             .expect("a vector takes it");
         bytes.extend(self.history.to_le_bytes());
-        Frame(bytes)
+        leave_checksum(bytes, self.seq % 2 == 1)
     }
 
     /// The segment in a frame, as a client or an invariant reads it.
     pub fn decode(frame: &Frame) -> Option<Self> {
-        let packet = SlicedPacket::from_ethernet(&frame.0).ok()?;
-        let (Some(NetSlice::Ipv4(_)), Some(TransportSlice::Tcp(tcp))) =
+        let packet = SlicedPacket::from_ethernet(frame.ethernet()).ok()?;
+        let (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Tcp(tcp))) =
             (packet.net, packet.transport)
         else {
             return None;
         };
+        assert_checksum(frame, ip.header(), &tcp);
         let (clock, _) = stamps(&tcp)?;
-        let history = *frame.0.last_chunk()?;
+        let history = *frame.ethernet().last_chunk()?;
         let word = |bytes: &[u8]| Some(u32::from_le_bytes(bytes.try_into().ok()?));
         let port = tcp.destination_port().checked_sub(PORT)?;
         Some(Self {
@@ -131,6 +143,27 @@ impl Spoken {
     }
 }
 
+/// The segment in `bytes`, with its checksum left to others if it `leaves` it.
+pub fn leave_checksum(mut bytes: Vec<u8>, leaves: bool) -> Frame {
+    if !leaves {
+        return Frame(bytes);
+    }
+    let at = usize::from(TCP_AT + CHECKSUM);
+    bytes[at..at + 2].copy_from_slice(&PARTIAL.to_be_bytes());
+    Frame::new(Offload([1, 0, 0, 0, 0, 0, TCP_AT, 0, CHECKSUM, 0]), &bytes)
+}
+
+/// A checksum that is complete is right, and one that is not is as it was: otherwise the receiver would drop the segment.
+fn assert_checksum(frame: &Frame, ip: Ipv4HeaderSlice<'_>, tcp: &TcpSlice<'_>) {
+    let expected = match frame.offload().checksum_from() {
+        Some(_) => PARTIAL,
+        None => tcp
+            .calc_checksum_ipv4(ip.source(), ip.destination())
+            .expect("a short segment"),
+    };
+    assert_eq!(tcp.checksum(), expected, "the checksum of {frame:?}");
+}
+
 /// The timestamps of a segment: the sender's, and the one that it echoes.
 pub fn stamps(tcp: &TcpSlice<'_>) -> Option<(u32, u32)> {
     tcp.options_iterator().find_map(|option| match option {
@@ -157,7 +190,13 @@ mod tests {
             words: vec![1, u32::MAX],
             history: 0x0123_4567_89ab_cdef,
         };
-        assert_eq!(Spoken::decode(&spoken.encode()), Some(spoken.clone()));
+        for seq in [u32::MAX, u32::MAX - 1] {
+            let spoken = Spoken {
+                seq,
+                ..spoken.clone()
+            };
+            assert_eq!(Spoken::decode(&spoken.encode()), Some(spoken));
+        }
         assert_eq!(
             spoken.placed().collect::<Vec<_>>(),
             [(40, 1), (44, u32::MAX)]

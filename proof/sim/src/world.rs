@@ -357,7 +357,7 @@ impl World {
             return;
         }
         for frame in &frames {
-            self.invariants.inputs_in_order.sent(&frame.0);
+            self.invariants.inputs_in_order.sent(frame);
         }
         let latency = self.clients.latency();
         match self.clients.port {

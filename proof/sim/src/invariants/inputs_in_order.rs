@@ -31,7 +31,7 @@ pub struct InputsInOrder {
     /// The inputs due after each history that was checked. Never iterated.
     checked: HashMap<History, Due>,
     /// The frame with each number.
-    frames: HashMap<u64, Vec<u8>>,
+    frames: HashMap<u64, Frame>,
     /// Inputs that each replica was offered since it last won an election.
     offered: HashMap<ReplicaId, Vec<Step>>,
     /// Inputs that were not committed when the replica that was offered them won again.
@@ -90,15 +90,15 @@ impl InputsInOrder {
     }
 
     /// A client sends a frame.
-    pub fn sent(&mut self, frame: &[u8]) {
+    pub fn sent(&mut self, frame: &Frame) {
         if let Some(request) = Request::of(frame) {
-            self.frames.insert(request.number, frame.to_vec());
+            self.frames.insert(request.number, frame.clone());
         }
     }
 
     /// Frames reach a replica that may feed them before their commit.
     pub fn offered(&mut self, who: ReplicaId, frames: &[Frame]) {
-        let requests = frames.iter().filter_map(|frame| Request::of(&frame.0));
+        let requests = frames.iter().filter_map(Request::of);
         self.offered
             .entry(who)
             .or_default()
@@ -129,8 +129,8 @@ impl InputsInOrder {
             Step::Input(number) => {
                 let frame = self.frames.get(&number)?;
                 match self.promised {
-                    Order::PerConnection => log.place_in_connection(frame),
-                    Order::Total | Order::None => log.place_of(frame),
+                    Order::PerConnection => log.place_in_connection(&frame.0),
+                    Order::Total | Order::None => log.place_of(&frame.0),
                 }
             }
             Step::Typed(number) => log.place_of_line(&number.to_le_bytes()),
@@ -206,7 +206,7 @@ impl InputsInOrder {
 
     /// The place in [`Due::frames`] of a frame's count.
     fn lane(&self, number: u64) -> usize {
-        let request = self.frames.get(&number).and_then(|f| Request::of(f));
+        let request = self.frames.get(&number).and_then(Request::of);
         match (self.promised, request) {
             (Order::PerConnection, Some(request)) => usize::from(request.client) % CONNECTIONS,
             _ => 0,

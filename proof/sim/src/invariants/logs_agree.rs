@@ -131,7 +131,7 @@ impl CommittedLog {
             EntryKind::App => match wire::decode(&entry.payload) {
                 Ok(Payload::Inputs(frames) | Payload::Paced(_, frames)) => {
                     for frame in frames {
-                        if let Some(request) = Request::of(&frame.0) {
+                        if let Some(request) = Request::of(&frame) {
                             let count = self.connections.entry(request.client).or_default();
                             self.in_connection.insert(frame.0.clone(), *count);
                             *count += 1;
