@@ -59,7 +59,7 @@ const fn redis(traffic: Traffic, batch: u32) -> Client {
 }
 
 /// All of them, those of one guest in a row.
-pub(crate) const ALL: [Workload; 10] = [
+pub(crate) const ALL: [Workload; 11] = [
     Workload {
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
@@ -109,6 +109,17 @@ pub(crate) const ALL: [Workload; 10] = [
             port: 80,
             path: "/index.html",
             connections: 16,
+        },
+    },
+    Workload {
+        name: "nginx-bulk",
+        what: "nginx, a static page of 64 KiB, 4 connections",
+        guest: "nginx",
+        writes: false,
+        client: Client::Wrk {
+            port: 80,
+            path: "/64k",
+            connections: 4,
         },
     },
     Workload {
