@@ -305,9 +305,11 @@ mod tests {
         nic.take_outputs(9, &mut out);
         assert_eq!(out, (0..5).map(frame).collect::<Vec<_>>());
     }
+
     #[test]
     fn what_is_left_to_others_crosses_with_the_frame() {
-        let mut nic = nic(16);
+        // A socket refuses a datagram that is longer than its buffer.
+        let mut nic = nic(64);
         nic.release();
         let segment = Frame::new(Offload([1, 1, 66, 0, 168, 5, 34, 0, 16, 0]), &[7; 60_000]);
         let frames = [frame(1), segment.clone(), frame(2)];
@@ -319,7 +321,7 @@ mod tests {
             let (_, bytes) = recv(nic.qemu_fd(), &mut first[..], RecvFlags::empty()).unwrap();
             assert_eq!(bytes, 80 + header as usize);
             assert_eq!(first[..header as usize], [0; 12][..header as usize]);
-            assert_eq!(consume(&mut nic, 1), [segment.clone()]);
+            assert_eq!(consume(&mut nic, 1), std::slice::from_ref(&segment));
             nic.hold();
             let mut rest = Vec::new();
             nic.take_unconsumed(&mut rest);
