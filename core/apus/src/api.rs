@@ -147,7 +147,7 @@ pub enum ProposeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BootstrapError {
     /// Bootstrap that replica instead.
-    #[error("only the group's first leader begins a new generation: bootstrap replica {0}")]
+    #[error("only the group's first leader begins a new generation: bootstrap replica {}", .0.0)]
     NotFirstLeader(ReplicaId),
     /// Start the replicas that are down. If all are up, one of them still holds the state, or an
     /// answer is still on its way.

@@ -2,9 +2,11 @@
 
 mod config;
 mod note;
+mod operator;
 
 pub use config::{Config, Warm};
 pub use note::Note;
+pub use operator::{NotTaken, OperatorInput, Ticket};
 
 use crate::jobs::JobId;
 use crate::members::{GroupRecord, MemberOrder};
@@ -54,8 +56,13 @@ pub enum Event {
     EntriesPersisted(Viewstamp),
     /// Frames from clients arrived at the TAP. All that waited are one batch.
     Frames(Vec<Frame>),
-    /// An operator's input to the guest; goes through the log like any other.
-    Operator(OperatorInput),
+    /// An operator's input to the guest; goes through the log like any other → [`Action::Answer`].
+    Operator {
+        /// Its answer carries this.
+        ticket: Ticket,
+        /// The input.
+        input: OperatorInput,
+    },
     /// An operator wants this leader to hand over: to this replica, or to any that can lead. Ask
     /// [`crate::Replica::why_not_switch_over`] first.
     SwitchOver {
@@ -123,25 +130,6 @@ pub enum Event {
         /// waits for a CPU.
         cpu: Option<Micros>,
     },
-}
-
-/// An operator's input to the guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OperatorInput {
-    /// Types on the serial console.
-    Console(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// Presses the power button.
-    PowerButton,
-    /// Switches a guest on that is off.
-    Start,
-    /// Presses the power button, and lets the guest boot again when it has powered off.
-    Reboot,
-    /// Resets the machine of a guest that is on.
-    Reset,
-    /// Lets the guest stand still, on both sides and whichever leads, until `Unpause`.
-    Pause,
-    /// Lets a guest go on that stands still since a `Pause`.
-    Unpause,
 }
 
 /// A request of the replica. The node carries actions out in order.
@@ -255,6 +243,13 @@ pub enum Action {
     Feed(Vec<Frame>),
     /// Carry out an operator's input on this side's guest.
     Operate(OperatorInput),
+    /// Tell the operator who gave this input what has become of it. With `Ok` it outlives the loss of a host.
+    Answer {
+        /// From the input.
+        ticket: Ticket,
+        /// Whether it is safe.
+        result: Result<(), NotTaken>,
+    },
     /// Send frames to the clients.
     Release {
         /// The slot they belong to: the number of the next syncvm when they were sent.
@@ -271,7 +266,8 @@ pub enum Action {
     Announce,
     /// Keep, release or discard the guest's console output that this host holds.
     Console(ConsoleHold),
-    /// The members have changed: keep the record on stable storage, and link to the replicas that it knows.
+    /// The members have changed, or [`crate::Replica::contacts`]: keep the record on stable storage, and link to the
+    /// replicas that it knows.
     Regroup(Box<GroupRecord>),
     /// See [`apus::Command::Version`].
     Version(u8),

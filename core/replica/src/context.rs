@@ -7,6 +7,7 @@ use crate::guest::Power;
 use crate::guest::{Arrange, Cut, Guest, Input};
 use crate::hypervisor::Order;
 use crate::jobs::{Job, JobId, Jobs};
+use crate::leader::operators::Operators;
 use crate::log_ops::REST_VERSION;
 use crate::outputs::Outputs;
 use crate::peers::Peers;
@@ -51,6 +52,8 @@ pub(crate) struct Context {
     pub rules: Rules,
     pub copies: Copies,
     pub jobs: Jobs,
+    /// The inputs of this leader's operators.
+    pub operators: Operators,
     /// Whether clients are reached from this host.
     pub reaches_clients: bool,
     /// Whether an operator has drained this host.

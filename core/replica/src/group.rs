@@ -27,10 +27,12 @@ pub(crate) struct Group {
     pub version: u8,
     /// The newest members that are committed.
     pub record: GroupRecord,
+    /// Replicas that only the configuration file names, until a leader is known.
+    pub contacts: ReplicaSet,
 }
 
 impl Group {
-    pub fn new(core: Apus, record: GroupRecord) -> Self {
+    pub fn new(core: Apus, record: GroupRecord, contacts: ReplicaSet) -> Self {
         Self {
             version: core.version(),
             core,
@@ -41,6 +43,7 @@ impl Group {
             in_sync: ReplicaSet::EMPTY,
             delivered: Index(0),
             sync_no: SyncNo(0),
+            contacts: record.unknown(contacts),
             record,
         }
     }

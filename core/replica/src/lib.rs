@@ -107,8 +107,8 @@ mod testing;
 mod uplink;
 
 pub use api::{
-    Action, BootReason, Config, ConsoleHold, Event, GuestRecord, Note, OperatorInput, Role, Warm,
-    Watch,
+    Action, BootReason, Config, ConsoleHold, Event, GuestRecord, NotTaken, Note, OperatorInput,
+    Role, Ticket, Warm, Watch,
 };
 pub use areas::Area;
 pub use canary::Canary;

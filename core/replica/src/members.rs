@@ -31,6 +31,7 @@
 //! | the replica to be removed leads | it hands over when the guest is protected ([`crate::planned`]) |
 //! | it is the secondary | the leader copies its guest to another one, which takes its place in sync |
 //! | no majority answers | the change waits, as everything does |
+//! | a member is away while all others are replaced | it knows none of the members of now, and they cannot tell it: it asks those that its configuration file names as well ([`Replica::contacts`]) |
 
 mod change;
 mod order;
@@ -81,8 +82,9 @@ impl Replica {
             return;
         }
         let me = cx.config.me;
-        let others = record.members.all().iter().filter(|id| *id != me);
-        cx.peers.become_of(others);
+        cx.group.contacts = record.unknown(cx.group.contacts);
+        let others = record.members.all().iter().chain(cx.group.contacts.iter());
+        cx.peers.become_of(others.filter(|id| *id != me));
         let Members { voters, learners } = record.members;
         cx.note(Note::Members { voters, learners });
         cx.out.push(Action::Regroup(Box::new(record.clone())));
@@ -98,6 +100,20 @@ impl Replica {
                 self.cx.tell_members(peer);
             }
         }
+    }
+
+    /// A leader is known, so nobody else need say who the members are.
+    pub(crate) fn drop_contacts(&mut self) {
+        let (group, me) = (&mut self.cx.group, self.cx.config.me);
+        if group.leader.is_none() || std::mem::take(&mut group.contacts).is_empty() {
+            return;
+        }
+        let members = group.record.members.all();
+        self.cx
+            .peers
+            .become_of(members.iter().filter(|id| *id != me));
+        let record = Box::new(group.record.clone());
+        self.cx.out.push(Action::Regroup(record));
     }
 
     /// This replica is no member any more: its guest is history, and it takes part in nothing.
@@ -117,6 +133,11 @@ impl Replica {
     /// The committed members that this replica knows, and the change under way.
     pub fn group_record(&self) -> &GroupRecord {
         &self.cx.group.record
+    }
+
+    /// Replicas that only the configuration file names: this replica links with them, too, while it knows of no leader.
+    pub fn contacts(&self) -> ReplicaSet {
+        self.cx.group.contacts
     }
 }
 

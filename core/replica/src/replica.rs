@@ -9,6 +9,7 @@ use crate::guest::{Guest, Power};
 use crate::hypervisor::Order;
 use crate::jobs::Jobs;
 use crate::leader::Leader;
+use crate::leader::operators::Operators;
 use crate::leader::sync::LeadSync;
 use crate::outputs::Outputs;
 use crate::peers::Peers;
@@ -57,14 +58,16 @@ impl Replica {
         if config.record.is_of_the_log() {
             core.tell_members(config.record.told());
         }
-        let others = config.record.members.all();
-        let others = others.iter().filter(|id| *id != config.me);
+        let group = Group::new(core, config.record.clone(), config.contacts);
+        let others = group.record.members.all().iter();
+        let others = others.chain(group.contacts.iter());
+        let others = others.filter(|id| *id != config.me);
         let wait_max = config.policy.sync.wait_max(&config.slot);
         let cx = Context {
             now,
             out: Vec::new(),
-            group: Group::new(core, config.record.clone()),
             peers: Peers::new(others),
+            group,
             guest: Guest::new(config.slot.idle_threshold),
             outputs: Outputs::new(config.guard_bytes_max),
             memory: Memory {
@@ -81,6 +84,7 @@ impl Replica {
             },
             copies: Copies::default(),
             jobs: Jobs::default(),
+            operators: Operators::default(),
             reaches_clients: true,
             drained: config.drained,
             has_left: false,
@@ -150,11 +154,7 @@ impl Replica {
                     leader.on_frames(cx, frames);
                 }
             }
-            Event::Operator(input) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_operator(cx, input);
-                }
-            }
+            Event::Operator { ticket, input } => self.on_operator(ticket, input),
             Event::SwitchOver { to } => self.on_switch_over(to),
             Event::Members(order) => self.on_member_order(order),
             Event::Drain(drained) => self.on_drain(drained),
@@ -204,8 +204,12 @@ impl Replica {
     /// After every event: carries out the commands of consensus, does what is due by time, and releases
     /// outputs that have become safe.
     fn settle(&mut self) {
+        if let Some((leader, cx)) = self.leading() {
+            leader.take_operators(cx);
+        }
         loop {
             self.drain_consensus();
+            self.drop_contacts();
             self.watch_hypervisor();
             self.watch_uplink();
             self.watch_planned();
@@ -230,6 +234,7 @@ impl Replica {
                 break;
             }
         }
+        self.answer_operators();
     }
 
     fn on_link(&mut self, id: ReplicaId, up: bool) {

@@ -200,6 +200,7 @@ impl World {
             Action::Version(version) => self.on_version(who, version),
             Action::Regroup(record) => self.store(who, Write::Group(record)),
             Action::Leave => self.leaves(who),
+            Action::Answer { ticket, result } => self.operator_told(who, ticket, result),
             Action::StartGuest(reason) => self.start_guest(who, reason),
             Action::KillGuest => self.process_mut(who).hypervisor = None,
             Action::Pause => self.order(who, Order::Pause),

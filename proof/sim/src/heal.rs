@@ -94,6 +94,7 @@ impl World {
             .look(self.generation, voters, running);
         if self.is_whole() && self.is_upgraded() && self.clients.fresh_replies > 0 {
             self.finished = true;
+            self.check_operators();
             self.coverage.hit("healed");
             return;
         }

@@ -10,7 +10,7 @@ use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note, OperatorInput, Role};
+use plover_replica::{Note, OperatorInput, Role};
 use plover_types::{Micros, ReplicaId};
 
 /// A stream of its own, so that the other decisions of a seed stay what they were when no guest ended.
@@ -161,7 +161,7 @@ impl World {
         if let Some(leader) =
             leader.filter(|id| self.process(*id).hypervisor.as_ref().is_some_and(is_off))
         {
-            self.tell(leader, Event::Operator(OperatorInput::Start));
+            self.give_input(leader, OperatorInput::Start);
         }
     }
 

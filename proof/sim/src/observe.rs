@@ -47,9 +47,10 @@ impl World {
         }
         match event {
             Event::Frames(frames) => self.invariants.inputs_in_order.offered(who, frames),
-            Event::Operator(OperatorInput::Console(line)) => {
-                self.invariants.inputs_in_order.offered_line(who, line);
-            }
+            Event::Operator {
+                input: OperatorInput::Console(line),
+                ..
+            } => self.invariants.inputs_in_order.offered_line(who, line),
             _ => {}
         }
         let Event::Received {

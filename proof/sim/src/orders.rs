@@ -5,11 +5,14 @@
 
 use crate::faults::AfterOrder;
 use crate::hypervisor::Hypervisor;
+use crate::invariants::operators_are_told::Given;
+use crate::process::State;
 use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, OperatorInput};
+use plover_policy::Input as InputOrder;
+use plover_replica::{Event, NotTaken, OperatorInput, Ticket};
 use plover_types::{Micros, ReplicaId};
 
 /// A stream of its own, so that the other decisions of a seed stay what they were without these orders.
@@ -30,6 +33,8 @@ pub(crate) struct Orders {
     gap: (u64, u64),
     /// How often a fault follows.
     fault_after: f64,
+    /// How many inputs were given, typed lines among them.
+    given: u64,
 }
 
 impl Orders {
@@ -44,6 +49,7 @@ impl Orders {
                 (500_000, 3_000_000),
             ]),
             fault_after: rng.pick(&[0.0, 0.1, 0.4]),
+            given: 0,
             rng,
         }
     }
@@ -97,7 +103,52 @@ impl World {
             OperatorInput::Unpause => self.invariants.pause_lasts.ends(),
             _ => {}
         }
-        self.tell(leader, Event::Operator(input));
+        self.give_input(leader, input);
+    }
+
+    /// An operator gives a replica an input.
+    pub(crate) fn give_input(&mut self, to: ReplicaId, input: OperatorInput) {
+        self.orders.given += 1;
+        let ticket = Ticket(self.orders.given);
+        let line = match &input {
+            OperatorInput::Console(line) => Some(line.clone()),
+            _ => None,
+        };
+        let given = Given {
+            to: (to, self.process(to).incarnation),
+            at: self.plan.now(),
+            line,
+        };
+        self.invariants.operators.given(ticket, given);
+        self.tell(to, Event::Operator { ticket, input });
+    }
+
+    /// A replica says what has become of an operator's input.
+    pub(crate) fn operator_told(
+        &mut self,
+        who: ReplicaId,
+        ticket: Ticket,
+        result: Result<(), NotTaken>,
+    ) {
+        self.coverage.hit(match result {
+            Ok(()) => "operator: an input is safe",
+            Err(NotTaken::Unsure(_)) => "operator: an input may be lost with the lead",
+            Err(_) => "operator: an input is refused",
+        });
+        let check = self.invariants.operators.told(who, ticket, result.is_ok());
+        self.check(check);
+    }
+
+    /// The run is over.
+    pub(crate) fn check_operators(&mut self) {
+        let runs = |(who, incarnation): (ReplicaId, u64)| {
+            let process = self.process(who);
+            process.state == State::Up && process.incarnation == incarnation
+        };
+        let logs = self.scenario.policy().input != InputOrder::None;
+        let log = logs.then_some(&self.invariants.log);
+        let check = self.invariants.operators.over(self.plan.now(), runs, log);
+        self.check(check);
     }
 
     fn stands(&self, who: ReplicaId) -> bool {

@@ -14,7 +14,7 @@ use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Config, Event, GroupRecord, MemberOrder};
+use plover_replica::{Config, Event, GroupRecord, MemberOrder, Replica};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::collections::BTreeMap;
 
@@ -104,7 +104,9 @@ impl World {
     /// Whether a replica that runs links to this peer.
     pub(crate) fn knows(&self, who: ReplicaId, peer: ReplicaId) -> bool {
         let replica = self.process(who).replica.as_deref();
-        replica.is_some_and(|replica| replica.group_record().known().contains(peer))
+        replica.is_some_and(|replica| {
+            replica.group_record().known().contains(peer) || replica.contacts().contains(peer)
+        })
     }
 
     /// Whether a host is on, and does not know that it has left.
@@ -124,6 +126,7 @@ impl World {
         let file = file.copied().unwrap_or(self.scenario.first_members());
         let kept = self.process(config.me).disk.group.as_deref().cloned();
         config.record = kept.unwrap_or_else(|| configured(file));
+        config.contacts = file;
         config.members = config.record.members.voters;
         if !config.members.contains(config.first_leader) {
             let lowest = config.members.iter().next();
@@ -226,7 +229,8 @@ impl World {
     }
 
     /// Nobody replaces hosts any more. Those that were off come back, also those that have left. The operator brings the
-    /// members' files up to date, as a status asks for: a host that has lost its disk knows no others.
+    /// members' files up to date, as a status asks for: a host that has lost its disk knows no others, and one that was
+    /// away while all others were replaced knows none that is left.
     pub(crate) fn end_replacing(&mut self) {
         self.replacing.off = ReplicaSet::EMPTY;
         let group = self.group();
@@ -237,8 +241,13 @@ impl World {
             let mut file = group.members.voters;
             file.insert(who);
             self.replacing.files.insert(who, file);
+            let knows_another = |record: &GroupRecord| {
+                let known = record.members.all().iter();
+                { known }.any(|id| id != who && group.members.all().contains(id))
+            };
             let replica = self.process(who).replica.as_deref();
-            if replica.is_some_and(|replica| !replica.group_record().is_of_the_log()) {
+            let record = replica.map(Replica::group_record);
+            if record.is_some_and(|it| !it.is_of_the_log() || !knows_another(it)) {
                 self.coverage
                     .hit("members: an old file is brought up to date");
                 self.vanish(who);

@@ -265,6 +265,7 @@ fn draw_config(
         members: ReplicaSet::of(members.iter().copied()),
         pair: members.len() == 2,
         record: GroupRecord::default(),
+        contacts: ReplicaSet::EMPTY,
         first_leader: rng.pick(members),
         heartbeat: Micros::from_ms(25),
         timeout: Micros::from_ms(100),

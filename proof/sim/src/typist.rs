@@ -37,7 +37,7 @@ impl World {
         let Some(leader) = self.leader() else { return };
         for _ in 0..self.typist.rng.range(1, 12) {
             let line = self.typist.line();
-            self.tell(leader, Event::Operator(OperatorInput::Console(line)));
+            self.give_input(leader, OperatorInput::Console(line));
         }
         // The guest's echo, which the person looks at.
         self.tell(leader, Event::Printed);

@@ -22,6 +22,9 @@ pub struct Config {
     /// The members by the log, if this replica has heard of any, with `members` as voters; otherwise those by the
     /// configuration file.
     pub record: GroupRecord,
+    /// Replicas that the configuration file names and `record` does not know. While no leader is known they are asked
+    /// as well: all whom `record` knows may have been replaced while this replica was away.
+    pub contacts: ReplicaSet,
     /// The replica that boots the guest when the group starts for the first time.
     pub first_leader: ReplicaId,
     /// The leader's heartbeat period.
@@ -87,6 +90,7 @@ impl Config {
             members,
             pair: members.len() == 2,
             record: GroupRecord::configured(members.iter().map(|id| (id, String::new())).collect()),
+            contacts: ReplicaSet::EMPTY,
             first_leader: me,
             heartbeat: Micros::from_ms(25),
             timeout: Micros::from_ms(100),

@@ -1,4 +1,4 @@
-//! Inputs from clients and operators, on their way into the log.
+//! Inputs on their way into the log: clients' frames, and operators' inputs once it is their turn ([`super::operators`]).
 //!
 //! While the guest is protected, the leader feeds its guest as soon as it has proposed an input. The guest's
 //! outputs stay in the guard until the next syncvm is acknowledged, whose own entry stands behind the input
@@ -10,7 +10,7 @@
 //! checkpoint, as a network loses packets, and clients send them again.
 
 use super::Leader;
-use crate::api::{Note, OperatorInput};
+use crate::api::Note;
 use crate::context::Context;
 use crate::guest::Input;
 use crate::log_ops::LogOp;
@@ -49,18 +49,6 @@ impl Leader {
         }
     }
 
-    /// An operator's input goes the same way.
-    pub(crate) fn on_operator(&mut self, cx: &mut Context, input: OperatorInput) {
-        if !self.serving {
-            return;
-        }
-        if cx.config.policy.input == Order::None {
-            cx.feed(Input::Operator(input));
-        } else {
-            self.propose_input(cx, LogOp::Operator(input));
-        }
-    }
-
     /// Reclaims the log while this leader is solo and no syncvm does it. This side's own state covers the
     /// inputs that its guest was fed, and no other replica holds a state. A joiner that is about to be synced
     /// needs the inputs after its cut, so these are kept.
@@ -70,7 +58,7 @@ impl Leader {
         }
     }
 
-    fn propose_input(&mut self, cx: &mut Context, op: LogOp) -> bool {
+    pub(super) fn propose_input(&mut self, cx: &mut Context, op: LogOp) -> bool {
         let before = self.last_input_proposed;
         let payload = op.encode(cx.group.core.version());
         let log_bytes_max = cx.config.log_bytes_max;

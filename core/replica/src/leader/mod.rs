@@ -16,6 +16,7 @@ mod announcements;
 mod inputs;
 pub(crate) mod join;
 pub(crate) mod matching;
+pub(crate) mod operators;
 mod outputs;
 mod slot;
 pub(crate) mod sync;
@@ -208,6 +209,7 @@ impl Leader {
     pub fn deadline(&self, cx: &Context) -> Micros {
         let deadline = self.slot_deadline(cx).min(self.join_deadline(cx));
         let deadline = deadline.min(self.switchover_deadline());
+        let deadline = deadline.min(self.operators_deadline(cx));
         deadline.min(self.announcements_deadline())
     }
 }

@@ -299,6 +299,7 @@ impl Leader {
             device: None,
             since: now,
         });
+        cx.operators.cut(number);
         run.report.matched = self.matching.cut(number, run.rests, &mut cx.rules.matching);
         self.slot.printed = false;
         cx.guest.pace.begin();

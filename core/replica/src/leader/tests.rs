@@ -1,13 +1,15 @@
 //! A leader on synthetic events. Its policy takes checkpoints, so that its syncs need no place in the log.
 
-use crate::api::{Action, Event, Note, OperatorInput};
+use crate::api::{Action, Event, NotTaken, Note, OperatorInput, Ticket};
 use crate::jobs::JobId;
 use crate::replica::Replica;
 use crate::testing::{LEADER as SECONDARY, leader, taken};
 use plover_policy::{Policy, Preset};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::Body;
-use plover_types::{Frame, Lane, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
+use plover_types::{
+    Frame, Lane, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, View, wire,
+};
 
 const INTERVAL: Micros = Micros::from_ms(30);
 
@@ -221,12 +223,100 @@ fn inputs_that_find_no_room_are_dropped_and_counted() {
     assert!(out.iter().any(|a| matches!(a, Action::Feed(_))), "{out:?}");
 }
 
+/// An operator's input with this ticket.
+fn given(ticket: u64) -> Event {
+    Event::Operator {
+        ticket: Ticket(ticket),
+        input: OperatorInput::PowerButton,
+    }
+}
+
+/// The tickets that were answered, and how.
+fn answers(out: &[Action]) -> Vec<(u64, Result<(), NotTaken>)> {
+    let answers = out.iter().filter_map(|action| match action {
+        Action::Answer { ticket, result } => Some((ticket.0, *result)),
+        _ => None,
+    });
+    answers.collect()
+}
+
+fn was_operated(out: &[Action]) -> bool {
+    out.iter().any(|a| matches!(a, Action::Operate(_)))
+}
+
 #[test]
-fn a_leader_that_does_not_serve_takes_no_input() {
+fn an_operators_input_waits_until_the_leader_serves_or_is_refused() {
+    let mut replica = leader(remus(), false);
+    let me = replica.cx.config.me;
+    replica.leading().unwrap().0.serving = false;
+    let out = apply(&mut replica, Micros(2), given(1));
+    assert!(!was_operated(&out) && answers(&out).is_empty(), "{out:?}");
+    replica.leading().unwrap().0.serving = true;
+    let out = apply(&mut replica, Micros(3), Event::Tick);
+    assert!(was_operated(&out));
+    assert_eq!(
+        answers(&out),
+        [(1, Ok(()))],
+        "it is solo: its guest is all there is"
+    );
+
+    replica.leading().unwrap().0.serving = false;
+    apply(&mut replica, Micros(4), given(2));
+    let late = Micros::from_ms(2_000);
+    let out = apply(&mut replica, late, Event::Tick);
+    assert!(!was_operated(&out));
+    assert_eq!(answers(&out), [(2, Err(NotTaken::NotServing(me)))]);
+    let out = apply(&mut replica, late, Event::Tick);
+    assert!(answers(&out).is_empty(), "once");
+}
+
+#[test]
+fn an_input_that_is_in_no_log_is_safe_with_the_checkpoint_behind_it() {
+    let mut replica = leader(remus(), true);
+    let out = apply(&mut replica, Micros(2), given(1));
+    assert!(was_operated(&out) && answers(&out).is_empty(), "{out:?}");
+    let synced = |replica: &mut Replica, number: u64| {
+        let (leader, cx) = replica.leading().unwrap();
+        leader.operators_synced(cx, SyncNo(number));
+        answers(&taken(replica))
+    };
+    assert_eq!(synced(&mut replica, 1), [], "it was cut before");
+    replica.cx.operators.cut(SyncNo(2));
+    apply(&mut replica, Micros(2), given(2));
+    assert_eq!(synced(&mut replica, 2), [(1, Ok(()))]);
+    assert_eq!(
+        synced(&mut replica, 3),
+        [],
+        "no checkpoint has the second one"
+    );
+}
+
+/// Nothing that an operator was told to be taken is lost with the lead, and nothing is lost without a word.
+#[test]
+fn an_operator_is_told_that_the_lead_was_lost() {
+    let vsmr = Preset::find("vsmr").unwrap().policy;
+    let mut replica = leader(vsmr, true);
+    let me = replica.cx.config.me;
+    // Consensus does not lead here, so the log takes nothing.
+    let out = apply(&mut replica, Micros(2), given(1));
+    assert!(answers(&out).is_empty(), "it waits for room: {out:?}");
+    replica.cx.config.policy = remus();
+    apply(&mut replica, Micros(3), given(2));
+    replica.leading().unwrap().0.serving = false;
+    apply(&mut replica, Micros(4), given(3));
+    replica.on_follow(View(99), Some(SECONDARY));
+    let out = apply(&mut replica, Micros(5), Event::Tick);
+    let unsure = |ticket| (ticket, Err(NotTaken::Unsure(me)));
+    let refused = (3, Err(NotTaken::NotLeading(me)));
+    assert_eq!(answers(&out), [unsure(1), unsure(2), refused]);
+    let out = apply(&mut replica, Micros(6), given(4));
+    assert_eq!(answers(&out), [(4, Err(NotTaken::NotLeading(me)))]);
+}
+
+#[test]
+fn a_leader_that_does_not_serve_takes_no_frames() {
     let mut replica = leader(remus(), true);
     replica.leading().unwrap().0.serving = false;
-    let power = Event::Operator(OperatorInput::PowerButton);
-    assert_eq!(apply(&mut replica, Micros(2), power).len(), 0);
     let frames = Event::Frames(vec![Frame(vec![1])]);
     assert_eq!(apply(&mut replica, Micros(2), frames).len(), 0);
 }

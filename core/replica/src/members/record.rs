@@ -120,6 +120,11 @@ impl GroupRecord {
         ReplicaSet(members.0 | ReplicaSet::of(gone).0)
     }
 
+    /// Those of `ids` that this record does not name: they are no members by it, and have not left.
+    pub fn unknown(&self, ids: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(ids.0 & !self.members.all().0 & !self.left.0)
+    }
+
     /// The record after this one, with other members than those `from` the newest entry in the log. A replica that is
     /// named no more has left.
     pub(crate) fn with(&self, from: Members, to: Members) -> Self {

@@ -283,3 +283,51 @@ fn an_old_record_changes_nothing() {
     assert_eq!(replica.members(), set(&[0, 1, 3]));
     assert_eq!(replica.group_record(), &newer);
 }
+
+/// It was away while all others were replaced: only its file names members of now.
+#[test]
+fn a_replica_whose_peers_have_all_left_is_told_by_one_that_its_file_names() {
+    let address = |id: u8| (ReplicaId(id), format!("h:{id}"));
+    let mut kept = GroupRecord::configured((0..3).map(address).collect());
+    kept.generation = View(16);
+    let config = Config {
+        contacts: set(&[0, 1, 4, 5]),
+        record: kept.clone(),
+        ..Config::new(ReplicaId(0), set(&[0, 1, 2]), 16)
+    };
+    let start = Start::PromiseLost { least: View(16) };
+    let mut replica = Replica::new(config, start, Micros(1));
+    assert_eq!(replica.contacts(), set(&[4, 5]));
+    let mut out = Vec::new();
+    let (peer, up) = (ReplicaId(4), true);
+    replica.apply(Micros(2), Event::Link { peer, up }, &mut out);
+    let asked = |action: &Action| matches!(action, Action::Write { to, .. } if *to == ReplicaId(4));
+    assert!(out.iter().any(asked), "{out:?}");
+    let mut now = kept.clone();
+    now.index = Index(9);
+    now.members = members(&[0, 4, 6], &[]);
+    now.left = set(&[1, 2, 5]);
+    replica.on_members_told(ReplicaId(4), &wire::encode(&now));
+    assert_eq!(replica.members(), set(&[0, 4, 6]));
+    assert_eq!(
+        replica.contacts(),
+        ReplicaSet::EMPTY,
+        "4 is a member, 5 has left"
+    );
+    assert!(
+        replica.cx.peers.is_linked(ReplicaId(4)),
+        "it was linked before"
+    );
+}
+
+/// A host that only the file names is no member, and not linked for ever.
+#[test]
+fn a_contact_is_dropped_once_a_leader_is_known() {
+    let mut replica = secondary(VSMR.policy);
+    replica.cx.group.contacts = set(&[4]);
+    let mut out = Vec::new();
+    replica.apply(Micros(5), Event::Tick, &mut out);
+    assert_eq!(replica.contacts(), ReplicaSet::EMPTY);
+    let regrouped = |action: &Action| matches!(action, Action::Regroup(_));
+    assert!(out.iter().any(regrouped), "{out:?}");
+}

@@ -16,6 +16,7 @@ pub mod nothing_spins;
 pub mod one_fault_is_survived;
 pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
+pub mod operators_are_told;
 pub mod pause_lasts;
 pub mod planned_work;
 pub mod progress_after_healing;
@@ -75,6 +76,8 @@ pub struct Invariants {
     pub progress: progress_after_healing::Progress,
     /// See the file.
     pub pause_lasts: pause_lasts::PauseLasts,
+    /// See the file.
+    pub operators: operators_are_told::OperatorsAreTold,
 }
 
 impl Invariants {
@@ -94,6 +97,7 @@ impl Invariants {
             nothing_spins: nothing_spins::NothingSpins::default(),
             progress: progress_after_healing::Progress::default(),
             pause_lasts: pause_lasts::PauseLasts::default(),
+            operators: operators_are_told::OperatorsAreTold::default(),
         }
     }
 
@@ -106,5 +110,6 @@ impl Invariants {
         self.inputs_in_order.new_generation();
         self.streams_go_on = streams_go_on::StreamsGoOn::default();
         self.pause_lasts.ends();
+        self.operators.new_generation();
     }
 }
