@@ -101,6 +101,11 @@ impl Control {
         Ok(self.open(&json!({"op": "console"}))?.0)
     }
 
+    /// Types on the guest's console. Returns when the guest has it for sure, also if its host is lost.
+    pub fn type_text(&self, text: &str) -> Result<(), ControlError> {
+        self.ask(&json!({"op": "type", "text": text})).map(|_| ())
+    }
+
     /// Asks, and returns the connection with the answer: more follows on it.
     pub fn open(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {
         let (stream, answer) = self.ask(request)?;

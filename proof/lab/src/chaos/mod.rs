@@ -11,6 +11,7 @@
 //! | what happens, and what may happen | [`schedule`] |
 //! | how it is done to the hosts | [`hosts`] |
 //! | who reads and writes, and where | [`clients`], [`registers`] |
+//! | whether the guest's shell and disk answer | `shell` |
 //! | what they saw, and whether it can be explained | `plover_register_proof`'s `history` and `check` |
 //! | the table | [`report`] |
 //!
@@ -19,6 +20,7 @@
 //! * what clients saw is not linearizable ([`plover_register_proof::check`]), which includes a write that was acknowledged and is gone;
 //! * a connection is reset or refused, or has no answer for [`clients::PATIENCE`], other than by a reboot of the guest;
 //! * [`WHOLE_WITHIN`] after healing, the guest is not protected, a replica does not take part, or a client has no answer;
+//! * then the guest does not carry out a line that is typed on its console, and that writes to its disk;
 //! * a daemon ends that was not killed and whose state was not full;
 //! * two replicas sent as the guest at a time ([`crate::senders`]).
 //!
@@ -29,6 +31,7 @@ pub mod hosts;
 pub mod registers;
 pub mod report;
 pub mod schedule;
+mod shell;
 
 use crate::capture::Capture;
 use crate::load::gap_of;
@@ -46,7 +49,6 @@ use plover_register_proof::check::{Checked, Judge, Violation};
 use plover_register_proof::history::Operation;
 use report::{Report, Row};
 use schedule::{Schedule, Step};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -204,8 +206,13 @@ impl Chaos {
 
     fn type_at_leader(&self, line: &str) -> Result<()> {
         let leader = self.lab().find(&role("leader"))?;
-        let mut console = self.lab().control(leader).console()?;
-        Ok(console.write_all(line.as_bytes())?)
+        Ok(self.lab().control(leader).type_text(line)?)
+    }
+
+    /// The guest reads its console and writes to its disk, and not only answers its clients.
+    fn ask_guest(&mut self, number: u64) -> Result<()> {
+        let leader = self.lab().find(&role("leader"))?;
+        shell::ask(&self.lab().control(leader), number, WHOLE_WITHIN)
     }
 
     /// One step, until its piece of history is checked.
@@ -230,6 +237,7 @@ impl Chaos {
         }
         self.wait_until_whole(healed_us.max(begun_us), &struck)?;
         let whole_us = now_us();
+        self.ask_guest(step.number)?;
         let gap = gap_of(&self.clients.answers_us(), begun_us);
         self.progress.sleep(CALM)?;
         let answered = self.end_piece(step.reboot)?;
