@@ -151,58 +151,51 @@ impl Context {
     }
 
     /// A link to `peer` is up.
-    pub fn up(&mut self, peer: ReplicaId) {
-        info!(
-            event = "link_up",
-            peer = peer.0,
-            "the link to replica {peer} is up"
-        );
-        self.refused.forget(peer);
-        self.events.push(FabricEvent::Up(peer));
+    pub fn up(&mut self, up: ReplicaId) {
+        let ReplicaId(peer) = up;
+        info!(event = "link_up", peer, "the link to replica {peer} is up");
+        self.refused.forget(up);
+        self.events.push(FabricEvent::Up(up));
     }
 
     /// A link to `peer`, or the attempt to make one, has ended.
-    pub fn lost(&mut self, peer: ReplicaId, place: &dyn Display, was_up: bool, loss: &Loss) {
+    pub fn lost(&mut self, lost: ReplicaId, place: &dyn Display, was_up: bool, loss: &Loss) {
+        let ReplicaId(peer) = lost;
         match loss {
             Loss::Damage(_) => {
                 self.stats.damaged += 1;
                 warn!(
                     event = "link_damaged",
-                    peer = peer.0,
-                    "the link to replica {peer} is down: {loss}"
+                    peer, "the link to replica {peer} is down: {loss}"
                 );
             }
             Loss::Cut(_) => {
                 self.stats.damaged += 1;
                 warn!(
                     event = "link_cut",
-                    peer = peer.0,
-                    "the link to replica {peer} is cut: {loss}"
+                    peer, "the link to replica {peer} is cut: {loss}"
                 );
             }
             Loss::Silent(_) => {
                 self.stats.silent += 1;
                 info!(
                     event = "link_down",
-                    peer = peer.0,
-                    "the link to replica {peer} is down: {loss}"
+                    peer, "the link to replica {peer} is down: {loss}"
                 );
             }
-            Loss::Refused(why) => self.refused(peer, place, why, Instant::now()),
+            Loss::Refused(why) => self.refused(lost, place, why, Instant::now()),
             Loss::Native(_) => warn!(
                 event = "link_failed",
-                peer = peer.0,
-                "no link to replica {peer} at {place}: {loss}"
+                peer, "no link to replica {peer} at {place}: {loss}"
             ),
             _ if was_up => info!(
                 event = "link_down",
-                peer = peer.0,
-                "the link to replica {peer} is down: {loss}"
+                peer, "the link to replica {peer} is down: {loss}"
             ),
-            _ => debug!(%peer, %place, %loss, "no link"),
+            _ => debug!(peer, %place, %loss, "no link"),
         }
         if was_up {
-            self.events.push(FabricEvent::Down(peer));
+            self.events.push(FabricEvent::Down(lost));
         }
     }
 

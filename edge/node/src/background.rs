@@ -4,11 +4,16 @@
 //! journal that is stopped. The loop of a replica must not stand still with them, or the others take its
 //! host for dead.
 
+use std::collections::BTreeMap;
 use std::io::Write;
-use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
+use std::sync::{Mutex, PoisonError};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 /// Writes that wait at most. More are lost.
 const WAITING_MAX: usize = 8192;
+
+/// The threads of this process, by name: the log's is started before there is a replica.
+static THREADS: Mutex<BTreeMap<String, ErrorCounter>> = Mutex::new(BTreeMap::new());
 
 /// A writer that never waits.
 #[derive(Debug)]
@@ -23,6 +28,9 @@ impl Background {
     pub fn start(name: &str, to: impl Write + Send + 'static) -> Self {
         let builder = NonBlockingBuilder::default().thread_name(name);
         let (writer, rest) = builder.buffered_lines_limit(WAITING_MAX).finish(to);
+        let mut all = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(name.to_owned(), writer.error_counter());
+        drop(all);
         Self {
             writer,
             _rest: rest,
@@ -34,9 +42,12 @@ impl Background {
         self.writer.clone()
     }
 
-    /// How many writes were lost, because too many others waited.
-    pub fn lost(&self) -> usize {
-        self.writer.error_counter().dropped_lines()
+    /// How many writes each thread of this process has lost, because too many others waited.
+    pub fn lost() -> BTreeMap<String, usize> {
+        let all = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = all.iter();
+        lost.map(|(name, counter)| (name.clone(), counter.dropped_lines()))
+            .collect()
     }
 }
 
@@ -72,11 +83,11 @@ mod tests {
     #[test]
     fn a_file_that_hangs_stops_nobody_and_its_losses_are_counted() {
         let (hangs, until) = channel();
-        let mut background = Background::start("test", Hung(until));
+        let mut background = Background::start("hung", Hung(until));
         for _ in 0..2 * WAITING_MAX {
             background.write_all(b"line\n").unwrap();
         }
-        assert!(background.lost() >= WAITING_MAX - 2);
+        assert!(Background::lost()["hung"] >= WAITING_MAX - 2);
         drop(hangs);
     }
 

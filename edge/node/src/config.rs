@@ -480,6 +480,7 @@ impl ReplicaConfig {
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
         let record = members.cloned().unwrap_or_else(|| self.group.record());
+        let contacts = self.group.contacts(&record);
         let voters = record.members.voters;
         // The one that the file names may have left.
         let named = ReplicaId(self.group.first_leader);
@@ -490,6 +491,7 @@ impl ReplicaConfig {
             members: voters,
             pair: self.can_split(),
             record,
+            contacts,
             first_leader,
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
             timeout: Micros::from_ms(self.group.timeout_ms()),

@@ -6,7 +6,7 @@
 use crate::config::{GroupConfig, PeerConfig, ReplicaConfig};
 use crate::fabric::FabricName;
 use plover_replica::GroupRecord;
-use plover_types::ReplicaId;
+use plover_types::{ReplicaId, ReplicaSet};
 
 impl GroupConfig {
     /// The members by the file.
@@ -37,9 +37,27 @@ impl GroupConfig {
         }
     }
 
-    /// The same by the record that this replica has kept; the file's own members if there is none.
-    pub(crate) fn linked_by(&self, record: Option<&GroupRecord>) -> Self {
-        record.map_or_else(|| self.clone(), |record| self.linked(record))
+    /// The group with which a replica that has kept this record begins: those that the record names, and those that only
+    /// the file names, for all others may have been replaced meanwhile. The file's own members if there is no record.
+    pub(crate) fn linked_at_start(&self, record: Option<&GroupRecord>) -> Self {
+        let Some(record) = record else {
+            return self.clone();
+        };
+        let contacts = self.contacts(record);
+        let asked = self.replica.iter();
+        let asked = asked.filter(|peer| contacts.contains(ReplicaId(peer.id)));
+        let mut group = self.linked(record);
+        group.replica.extend(asked.cloned());
+        group
+    }
+
+    /// The replicas that only the file names, if the log has changed the members.
+    pub(crate) fn contacts(&self, record: &GroupRecord) -> ReplicaSet {
+        let named = self.replica.iter().map(|peer| ReplicaId(peer.id));
+        match record.is_of_the_log() {
+            true => record.unknown(ReplicaSet::of(named)),
+            false => ReplicaSet::EMPTY,
+        }
     }
 
     /// In which way the file is out of date, for the operator.
@@ -112,5 +130,33 @@ mod tests {
             .addresses
             .insert(ReplicaId(3), "192.0.2.1:7700".into());
         assert_eq!(ids(&group.linked(&record)), [0, 2, 3], "3 has its address");
+    }
+
+    /// It was away while 1 was replaced by 3, and knows of it; then 2 and 3 were replaced by 4 and 5.
+    #[test]
+    fn a_replica_that_was_away_asks_those_that_its_file_names() {
+        let replica = |id: u8| format!("[[replica]]\nid = {id}\naddress = \"192.0.2.{id}:7700\"\n");
+        let text = ["name = \"shop\"\nme = 0\n".to_string()].into_iter();
+        let text: String = text.chain([0, 4, 5].map(replica)).collect();
+        let group: GroupConfig = toml::from_str(&text).unwrap();
+        let addresses = (0..4).map(|id| (ReplicaId(id), format!("192.0.2.{id}:7700")));
+        let mut record = GroupRecord::configured(addresses.collect());
+        assert_eq!(
+            group.contacts(&record),
+            ReplicaSet::EMPTY,
+            "a file's record"
+        );
+        record.generation = View(16);
+        record.members = Members::of(ReplicaSet(0b1101));
+        record.left = ReplicaSet(0b10);
+        assert_eq!(group.contacts(&record), ReplicaSet(0b110000));
+        let ids = |group: &GroupConfig| group.replica.iter().map(|it| it.id).collect::<Vec<_>>();
+        assert_eq!(
+            ids(&group.linked_at_start(Some(&record))),
+            [0, 1, 2, 3, 4, 5]
+        );
+        assert_eq!(ids(&group.linked_at_start(None)), [0, 4, 5]);
+        record.left = ReplicaSet(0b110010);
+        assert_eq!(group.contacts(&record), ReplicaSet::EMPTY, "they have left");
     }
 }

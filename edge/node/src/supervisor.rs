@@ -94,7 +94,7 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let number = draw()?;
     let linked = || {
         let record = members_in(&config.paths.state_dir, &config.group.name);
-        config.group.linked_by(record.as_ref())
+        config.group.linked_at_start(record.as_ref())
     };
     let group = linked();
     let keys = group.keys()?;

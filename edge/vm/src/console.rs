@@ -55,20 +55,22 @@ impl Console {
         self.theirs.as_fd()
     }
 
-    /// Types `bytes`, now or when the guest runs.
-    pub(crate) fn write(&mut self, bytes: &[u8]) {
+    /// Types `bytes`, now or when the guest runs. Returns how many of them are lost.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
         let room = INPUT_BYTES.saturating_sub(self.held.len());
         self.held.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        if bytes.len() > room {
+        let lost = bytes.len().saturating_sub(room);
+        if lost > 0 {
             tracing::warn!(
                 event = "console_input_lost",
-                lost = bytes.len() - room,
+                lost,
                 "console input lost: the guest reads none"
             );
         }
         if !self.holding {
             self.flush();
         }
+        lost
     }
 
     /// Moves kept bytes into the socket, as far as there is room.
@@ -159,19 +161,19 @@ mod tests {
     #[test]
     fn input_waits_for_the_guest_to_run_and_is_taken_back() {
         let mut console = Console::new().unwrap();
-        console.write(b"abc");
+        assert_eq!(console.write(b"abc"), 0);
         assert_eq!(typed(&console, 9), b"");
         console.release();
         assert_eq!(typed(&console, 1), b"a");
-        console.write(b"def");
+        assert_eq!(console.write(b"def"), 0);
         assert!(!console.consumed_all());
         console.hold();
         assert_eq!(typed(&console, 9), b"");
-        console.write(b"g");
+        assert_eq!(console.write(b"g"), 0);
         console.release();
         assert_eq!(typed(&console, 9), b"bcdefg");
         assert!(console.consumed_all());
-        console.write(b"hij");
+        assert_eq!(console.write(b"hij"), 0);
         assert_eq!(typed(&console, 1), b"h");
         console.hold();
         assert_eq!(console.take_unconsumed(), b"ij");
@@ -182,7 +184,7 @@ mod tests {
     #[test]
     fn input_is_bounded_and_output_read() {
         let mut console = Console::new().unwrap();
-        console.write(&vec![b'x'; 2 * INPUT_BYTES]);
+        assert_eq!(console.write(&vec![b'x'; 2 * INPUT_BYTES]), INPUT_BYTES);
         assert_eq!(console.held.len(), INPUT_BYTES);
         send(console.qemu_fd(), b"login: ", SendFlags::empty()).unwrap();
         let mut out = b"> ".to_vec();

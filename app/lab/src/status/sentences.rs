@@ -69,6 +69,12 @@ impl GroupStatus {
             if let Some(stale) = replica.text("stale_file") {
                 told.push(format!("Replica {}: {stale}.", replica.id));
             }
+            if let Some(lost) = replica.lines_lost() {
+                told.push(format!("Replica {}: {lost}.", replica.id));
+            }
+            if let Some(waits) = replica.text("waits_for") {
+                told.push(format!("Replica {} {waits}.", replica.id));
+            }
             if replica.says("waits_to_be_added") {
                 let waits = "waits to be added: see `plover member --help`.";
                 told.push(format!("Replica {} {waits}", replica.id));
@@ -239,6 +245,16 @@ impl ReplicaStatus {
 
     fn text(&self, key: &str) -> Option<&str> {
         self.more.get(key)?.as_str()
+    }
+
+    /// Lines of its log and trace that could not be written.
+    fn lines_lost(&self) -> Option<String> {
+        let lost = self.more.get("lines_lost")?.as_object()?.iter();
+        let lost = lost.filter(|(_, lines)| lines.as_u64() > Some(0));
+        let words = lost.map(|(of, lines)| format!("{lines} lines of its {of} were lost"));
+        let words: Vec<_> = words.collect();
+        let why = "what they go to has stood still, or is full";
+        (!words.is_empty()).then(|| format!("{}: {why}", words.join(", ")))
     }
 
     /// Whether the secondary's guest rests, and why, where the policy lets it.

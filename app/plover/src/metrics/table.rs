@@ -87,6 +87,7 @@ pub const METRICS: &[Metric] = &[
     metric("peer_refused", Info, None, &["peer", "why"], Many(read::refused), "A peer without a link to the replica because one refuses the other"),
     metric("rejected_messages", Counter, None, &[], Number("/rejected"), "Messages of peers that did not decode, or that no correct replica sends"),
     metric("links_cut", Counter, None, &[], Number("/links_cut"), "How often the replica cut a link because the peer had sent what no correct replica sends"),
+    metric("lines_lost", Counter, None, &["of"], PerKey("/lines_lost", "of"), "Lines of the log, the trace and the console's log that were lost, because the file or journal they go to stood still"),
     metric("suspicions", Counter, None, &[], Number("/suspicions"), "How often the replica took the leader for dead"),
     metric("depositions", Counter, None, &[], Number("/times_deposed"), "How often the replica lost the lead while it was alive: it was suspected wrongly"),
     metric("suspected_after", Gauge, Some(Seconds), &[], Micros("/suspected_after_us"), "How long the leader may be silent at present before the replica suspects it"),

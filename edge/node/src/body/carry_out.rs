@@ -70,6 +70,7 @@ impl Body {
             Action::StageDisks { sync, chunks } => self.stage_disks(sync, chunks),
             Action::Feed(frames) => self.feed(&frames),
             Action::Operate(input) => self.operate(&input),
+            Action::Answer { ticket, result } => self.input_answered(ticket, result),
             Action::Release { slot, frames } => self.release(slot, &frames),
             Action::FaceClients(facing) => {
                 self.facing = facing;
@@ -271,22 +272,27 @@ impl Body {
                 "QEMU on this host answers again"
             ),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
-            Note::JoinFailed { peer, why } => {
+            Note::JoinFailed {
+                peer: ReplicaId(peer),
+                why,
+            } => {
                 let failed = format!("the copy of the guest to replica {peer} failed: {why}");
                 // The leader tries again and again: the failure is logged once.
                 if self.unprotected.as_ref() != Some(&failed) {
                     tracing::warn!(
                         event = "copy_failed",
-                        peer = peer.0,
+                        peer,
                         "the copy of the guest to replica {peer} failed: {why}"
                     );
                 }
                 self.unprotected = Some(failed);
             }
-            Note::Protected { peer } => {
+            Note::Protected {
+                peer: ReplicaId(peer),
+            } => {
                 tracing::info!(
                     event = "protected",
-                    peer = peer.0,
+                    peer,
                     "the guest is protected: replica {peer} is in step"
                 );
                 self.unprotected = None;
@@ -307,17 +313,19 @@ impl Body {
             Note::Serving { view } => {
                 tracing::info!(event = "serving", %view, "clients are served from here")
             }
-            Note::Peer { peer, alive: true } => {
-                tracing::info!(
-                    event = "peer_answers",
-                    peer = peer.0,
-                    "replica {peer} answers"
-                )
+            Note::Peer {
+                peer: ReplicaId(peer),
+                alive: true,
+            } => {
+                tracing::info!(event = "peer_answers", peer, "replica {peer} answers")
             }
-            Note::Peer { peer, alive: false } => {
+            Note::Peer {
+                peer: ReplicaId(peer),
+                alive: false,
+            } => {
                 tracing::warn!(
                     event = "peer_silent",
-                    peer = peer.0,
+                    peer,
                     "replica {peer} does not answer"
                 )
             }
@@ -326,21 +334,28 @@ impl Body {
                 inputs,
                 "the guest has rested: it executes what was logged since"
             ),
-            Note::DeathReported { peer } => {
+            Note::DeathReported {
+                peer: ReplicaId(peer),
+            } => {
                 tracing::warn!(
                     event = "peer_died",
-                    peer = peer.0,
+                    peer,
                     "the process of replica {peer} has ended, its host says"
                 );
             }
-            Note::JoinBegun { peer } => {
+            Note::JoinBegun {
+                peer: ReplicaId(peer),
+            } => {
                 tracing::info!(
                     event = "copy_begun",
-                    peer = peer.0,
+                    peer,
                     "the guest is being copied to replica {peer}"
                 );
             }
-            Note::JoinOpened { peer, warm } => {
+            Note::JoinOpened {
+                peer: ReplicaId(peer),
+                warm,
+            } => {
                 let what = if *warm {
                     "what its warm copy lacks"
                 } else {
@@ -348,7 +363,7 @@ impl Body {
                 };
                 tracing::info!(
                     event = "copy_opened",
-                    peer = peer.0,
+                    peer,
                     "replica {peer} is ready, and gets {what}"
                 );
             }
@@ -358,17 +373,18 @@ impl Body {
                 pages,
                 "round {round} of the copy: {pages} pages"
             ),
-            Note::Warm { peer } => {
-                tracing::info!(
-                    event = "copy_warm",
-                    peer = peer.0,
-                    "replica {peer} has a warm copy"
-                )
+            Note::Warm {
+                peer: ReplicaId(peer),
+            } => {
+                tracing::info!(event = "copy_warm", peer, "replica {peer} has a warm copy")
             }
-            Note::WarmRefused { peer, why } => {
+            Note::WarmRefused {
+                peer: ReplicaId(peer),
+                why,
+            } => {
                 tracing::warn!(
                     event = "copy_refused",
-                    peer = peer.0,
+                    peer,
                     "replica {peer} takes no warm copy: {why}"
                 );
             }

@@ -1,12 +1,14 @@
 //! Requests of operators, and the answers.
 
+use super::inputs::Asker;
 use super::{Body, BoxError};
+use crate::background::Background;
 use crate::clock;
 use crate::control::{Op, Request};
 use crate::recent::Wanted;
 use plover_disk::Disks;
 use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
-use plover_replica::{Event, OperatorInput, Role};
+use plover_replica::{Event, Role};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
 use serde_json::{Value, json};
@@ -36,17 +38,25 @@ impl Body {
                     op: op @ Op::Logs { of: Some(of), .. },
                     reply,
                 } if of != self.config.group.me => self.ask_for_logs(of, &op, reply),
-                Request::Op { op, reply } => {
-                    let answer = self.carry_out(op)?;
-                    let _ = reply.send(answer);
-                }
+                Request::Op { op, reply } => self.request(op, Asker::Here(reply))?,
             }
         }
         Ok(())
     }
 
-    /// Carries a request out.
-    pub(super) fn carry_out(&mut self, op: Op) -> Result<Value, BoxError> {
+    /// Carries a request out and answers it: an input to the guest once it is safe, all others at once.
+    pub(super) fn request(&mut self, op: Op, asker: Asker) -> Result<(), BoxError> {
+        match op.into_input() {
+            Ok(input) => self.give_input(input, asker),
+            Err(op) => {
+                let answer = self.carry_out(op)?;
+                self.reply(asker, &answer);
+                Ok(())
+            }
+        }
+    }
+
+    fn carry_out(&mut self, op: Op) -> Result<Value, BoxError> {
         Ok(match op {
             Op::Status => self.status(),
             Op::Logs {
@@ -60,12 +70,6 @@ impl Body {
                 answer["id"] = self.config.group.me.into();
                 answer
             }
-            Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
-            Op::Start => self.operate_by_log(OperatorInput::Start)?,
-            Op::Reboot => self.operate_by_log(OperatorInput::Reboot)?,
-            Op::Reset => self.operate_by_log(OperatorInput::Reset)?,
-            Op::Pause => self.operate_by_log(OperatorInput::Pause)?,
-            Op::Unpause => self.operate_by_log(OperatorInput::Unpause)?,
             Op::Switchover { to } => self.switch_over(to)?,
             Op::Member { order } => self.change_members(order)?,
             Op::Drain => self.drain(true)?,
@@ -92,6 +96,15 @@ impl Body {
             }
             Op::Console | Op::Backup { .. } | Op::BackupDisk { .. } => {
                 json!({"error": "this is a connection of its own, to a replica's own socket"})
+            }
+            Op::Power
+            | Op::Start
+            | Op::Reboot
+            | Op::Reset
+            | Op::Pause
+            | Op::Unpause
+            | Op::Type { .. } => {
+                json!({"error": "inputs to the guest are answered when they are safe"})
             }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
@@ -136,29 +149,12 @@ impl Body {
         Ok(json!({"ok": true}))
     }
 
-    /// An operator's input, which only a leader takes.
-    fn operate_by_log(&mut self, input: OperatorInput) -> Result<Value, BoxError> {
-        if self.role != Role::Leader {
-            return Ok(json!({"error": self.not_leading("does not lead")}));
-        }
-        let guest = PowerState {
-            is_off: self.is_guest_off(),
-            is_paused: self.is_guest_paused(),
-            serves: self.replica.status().serving,
-        };
-        if let Some(why) = guest.why_not(&input) {
-            return Ok(json!({"error": why}));
-        }
-        self.apply(Event::Operator(input))?;
-        Ok(json!({"ok": true}))
-    }
-
-    fn is_guest_off(&self) -> bool {
+    pub(super) fn is_guest_off(&self) -> bool {
         self.vm.as_ref().is_some_and(QemuVm::is_off)
     }
 
     /// An operator has paused the guest. (The pauses of syncs are another thing.)
-    fn is_guest_paused(&self) -> bool {
+    pub(super) fn is_guest_paused(&self) -> bool {
         self.vm.as_ref().is_some_and(QemuVm::stands)
     }
 
@@ -312,6 +308,7 @@ impl Body {
         answer["inputs"] = self.inputs.into();
         let damaged = self.fabric.as_ref().map(|fabric| fabric.stats().damaged);
         answer["links_cut"] = damaged.unwrap_or_default().into();
+        answer["lines_lost"] = json!(Background::lost());
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();
@@ -321,43 +318,6 @@ impl Body {
         answer["guests_lost"] = self.failures.guests.into();
         answer["disk_stage_histogram"] = self.staged.to_json();
         answer
-    }
-}
-
-/// The state of the leader's guest that decides which orders it can be given.
-#[derive(Clone, Copy, Debug)]
-struct PowerState {
-    is_off: bool,
-    is_paused: bool,
-    serves: bool,
-}
-
-impl PowerState {
-    /// Why an order cannot be carried out, and what to do.
-    fn why_not(self, input: &OperatorInput) -> Option<&'static str> {
-        use OperatorInput::{Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
-        if !self.serves {
-            return Some(
-                "the replica that leads does not serve yet: try again in a moment, and see `plover status`",
-            );
-        }
-        match input {
-            Pause if self.is_paused => {
-                Some("the guest is paused already: `plover unpause` lets it go on")
-            }
-            Unpause if !self.is_paused => {
-                Some("no operator has paused the guest: there is nothing to unpause")
-            }
-            PowerButton | Reboot | Start if self.is_paused => {
-                Some("the guest is paused by an operator: run `plover unpause` first")
-            }
-            Start if !self.is_off => Some("the guest is not off: there is nothing to start"),
-            PowerButton if self.is_off => Some("the guest is off: there is nothing to shut down"),
-            Reboot | Reset | Pause if self.is_off => {
-                Some("the guest is off: `plover start` switches it on")
-            }
-            Console(_) | PowerButton | Start | Reboot | Reset | Pause | Unpause => None,
-        }
     }
 }
 
@@ -380,58 +340,4 @@ fn memory() -> serde_json::Value {
         "private_kib": field("RssAnon") + field("RssFile"),
         "shared_kib": field("RssShmem"),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use OperatorInput::{Pause, PowerButton, Reboot, Reset, Start, Unpause};
-
-    #[test]
-    fn an_order_that_cannot_be_carried_out_is_refused_with_advice() {
-        let runs = PowerState {
-            is_off: false,
-            is_paused: false,
-            serves: true,
-        };
-        let off = PowerState {
-            is_off: true,
-            ..runs
-        };
-        let paused = PowerState {
-            is_paused: true,
-            ..runs
-        };
-        for (state, taken, refused) in [
-            (
-                runs,
-                vec![PowerButton, Reboot, Reset, Pause],
-                vec![Start, Unpause],
-            ),
-            (
-                off,
-                vec![Start],
-                vec![PowerButton, Reboot, Reset, Pause, Unpause],
-            ),
-            (
-                paused,
-                vec![Reset, Unpause],
-                vec![PowerButton, Reboot, Start, Pause],
-            ),
-        ] {
-            for input in taken {
-                assert_eq!(state.why_not(&input), None, "{state:?} {input:?}");
-            }
-            for input in refused {
-                assert!(state.why_not(&input).is_some(), "{state:?} {input:?}");
-            }
-        }
-        let advice = paused.why_not(&Reboot);
-        assert!(advice.is_some_and(|why| why.contains("`plover unpause`")));
-        let starting = PowerState {
-            serves: false,
-            ..runs
-        };
-        assert!(starting.why_not(&Reset).is_some());
-    }
 }

@@ -227,7 +227,14 @@ impl Body {
     pub(super) fn operate(&mut self, input: &OperatorInput) {
         let Some(vm) = &mut self.vm else { return };
         match input {
-            OperatorInput::Console(bytes) => vm.console_write(bytes),
+            OperatorInput::Console(bytes) => {
+                let lost = vm.console_write(bytes);
+                if lost > 0 && self.role == Role::Leader {
+                    let why =
+                        format!("{lost} bytes that were typed are lost: the guest reads none");
+                    self.show(format!("\r\n[{why}]\r\n").as_bytes());
+                }
+            }
             OperatorInput::PowerButton => vm.command(VmCommand::PowerButton),
             OperatorInput::Start => vm.command(VmCommand::Start),
             OperatorInput::Reboot => vm.command(VmCommand::Reboot),
@@ -371,7 +378,8 @@ impl Body {
     /// This replica no longer leads. It says so on the open consoles and closes them; otherwise they
     /// would show nothing, without a reason.
     pub(super) fn dismiss_operators(&mut self) {
-        let why = format!("\r\n[{}]\r\n", self.not_leading("leads no more"));
+        let why = self.not_leading("leads no more");
+        let why = format!("\r\n[{why}: what you typed last may not have reached the guest]\r\n");
         self.show(why.as_bytes());
         self.console.clear();
         self.close_consoles_elsewhere();

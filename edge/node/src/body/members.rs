@@ -3,8 +3,8 @@
 use super::{Body, BoxError};
 use crate::death::Reporter;
 use plover_replica::{ChangeStep, Event, GroupRecord, MemberOrder, Role};
-use plover_types::ReplicaId;
 use plover_types::wire::OLDEST_VERSION;
+use plover_types::{ReplicaId, ReplicaSet};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -22,8 +22,12 @@ impl Body {
                     tracing::error!(event = "member_unlinked", %error, "no link can be opened to replica {}", id.0);
                 }
             }
-            for id in before.iter().filter(|id| !known.contains(*id)) {
-                // Another member has its address now.
+            let asked = self.replica.contacts();
+            let before = ReplicaSet(before.0 | self.config.group.record().known().0);
+            let is_gone =
+                |id: &ReplicaId| *id != me && !known.contains(*id) && !asked.contains(*id);
+            for id in before.iter().filter(is_gone) {
+                // Another member has its address now, or only the file names it and a leader is known.
                 let _ = fabric.set_peer(id, None);
                 self.packer.begin_anew(id);
             }
@@ -91,7 +95,10 @@ impl Body {
         let voters = self.replica.consensus_core().status().members.voters;
         status["voters"] = voters.iter().map(|id| id.0).collect();
         status["left"] = record.left.iter().map(|id| id.0).collect();
-        status["stale_file"] = self.config.group.stale(record).into();
+        let stale = self.config.group.stale(record);
+        // One that asks the replicas of the file for the members cannot know whose are newer.
+        status["stale_file"] = stale.filter(|_| self.replica.contacts().is_empty()).into();
+        status["waits_for"] = self.waits_for().into();
         status["waits_to_be_added"] = self.waits_to_be_added().into();
         status["change"] = record.change.map_or(Value::Null, |change| {
             let step = self.replica.change_step();
@@ -102,6 +109,23 @@ impl Body {
                 "step": step.map(words),
             })
         });
+    }
+
+    /// Whom a member waits for that has come back and knows of no leader, and what the operator can do.
+    fn waits_for(&self) -> Option<String> {
+        let (status, record) = (self.replica.status(), self.replica.group_record());
+        let waits = status.role == Role::Recovering && status.leader.is_none();
+        if !waits || !record.is_of_the_log() {
+            return None;
+        }
+        let mut asked = ReplicaSet(record.members.all().0 | self.replica.contacts().0);
+        asked.remove(status.id);
+        Some(format!(
+            "waits for {}: start those that are down. If all of them have been replaced while this one was away, name the \
+             members of now in [[group.replica]] of its configuration file, trust their keys with `plover key trust`, and \
+             start it again",
+            asked.in_words()
+        ))
     }
 
     /// Whether this is a new host that no member has linked with yet.

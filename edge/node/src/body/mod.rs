@@ -7,6 +7,7 @@ mod control;
 mod ending;
 mod failover;
 mod guest;
+mod inputs;
 mod members;
 mod memory;
 mod open;
@@ -19,6 +20,7 @@ mod work;
 use self::answers::Answers;
 use self::backup::Backup;
 use self::failover::Failover;
+use self::inputs::Inputs;
 use self::printed::Printed;
 use self::relay::Relay;
 use self::waiting::Waiting;
@@ -161,6 +163,7 @@ struct Body {
     /// How this replica last took over.
     failover: Failover,
     relay: Relay,
+    given: Inputs,
     backup: Backup,
     keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,

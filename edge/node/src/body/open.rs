@@ -3,6 +3,7 @@
 use super::answers::Answers;
 use super::backup::Backup;
 use super::failover::Failover;
+use super::inputs::Inputs;
 use super::printed::Printed;
 use super::relay::Relay;
 use super::waiting::Waiting;
@@ -53,8 +54,16 @@ impl Body {
         let (dir, name) = (&config.paths.state_dir, &config.group.name);
         let (storage, start) = Storage::open(dir, name, me, durability, newest)?;
         let record = storage.members().cloned();
-        let group = config.group.linked_by(record.as_ref());
-        if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
+        let group = config.group.linked_at_start(record.as_ref());
+        let contacts = record.as_ref().map(|it| config.group.contacts(it));
+        if let Some(asked) = contacts.filter(|contacts| !contacts.is_empty()) {
+            tracing::info!(
+                event = "members_asked",
+                "the configuration file names {}, which this replica's log does not know: it asks them, too, who the \
+                 members of the group are",
+                asked.in_words()
+            );
+        } else if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
             tracing::warn!(event = "file_stale", "{stale}");
         }
         let disks = match &images::prepare(&config)?[..] {
@@ -147,6 +156,7 @@ impl Body {
             leaving: None,
             failover: Failover::default(),
             relay: Relay::default(),
+            given: Inputs::default(),
             backup: Backup::default(),
             keys,
             reporter,

@@ -1,10 +1,11 @@
 //! Requests that are sent on to another replica, and those that come from one.
 
+use super::inputs::Asker;
 use super::{Body, BoxError};
 use crate::clock;
 use crate::control::Op;
 use crate::relay::Relayed;
-use plover_replica::{Event, OperatorInput, Role};
+use plover_replica::{OperatorInput, Role};
 use plover_types::{Lane, Micros, ReplicaId};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -104,11 +105,21 @@ impl Body {
     /// An operator of this host has typed on a console.
     pub(super) fn typed(&mut self, bytes: Vec<u8>) -> Result<(), BoxError> {
         if self.role == Role::Leader {
-            return self.apply(Event::Operator(OperatorInput::Console(bytes)));
+            return self.give_input(OperatorInput::Console(bytes), Asker::Console);
         }
-        let leader = self.relay.theirs.values().next().map(|(leader, _)| *leader);
-        if let Some(leader) = leader {
-            self.tell(leader, &Relayed::Typed { bytes });
+        // One whose console was closed has read why.
+        let Some(leader) = self.relay.theirs.values().next().map(|(leader, _)| *leader) else {
+            return Ok(());
+        };
+        if !self.tell(leader, &Relayed::Typed { bytes }) {
+            let why = format!(
+                "\r\n[replica {} leads and takes nothing from this one at present: what you typed last is lost; look at \
+                 `plover status`]\r\n",
+                leader.0
+            );
+            for (_, output) in self.relay.theirs.values() {
+                let _ = output.try_send(why.clone().into_bytes());
+            }
         }
         Ok(())
     }
@@ -117,13 +128,18 @@ impl Body {
     pub(super) fn on_relayed(&mut self, from: ReplicaId, said: Relayed) -> Result<(), BoxError> {
         match said {
             Relayed::Ask { id, request } => {
-                let answer = match serde_json::from_str::<Op>(&request) {
-                    Ok(op) if op.may_be_sent_on() => self.carry_out(op)?,
-                    Ok(_) => json!({"error": "this is a request for the replica's own host"}),
-                    Err(error) => json!({"error": format!("not a request: {error}")}),
-                };
-                let answer = answer.to_string();
-                self.tell(from, &Relayed::Answer { id, answer });
+                let asker = Asker::There(from, id);
+                match serde_json::from_str::<Op>(&request) {
+                    Ok(op) if op.may_be_sent_on() => self.request(op, asker)?,
+                    Ok(_) => {
+                        let why = "this is a request for the replica's own host";
+                        self.reply(asker, &json!({"error": why}));
+                    }
+                    Err(error) => {
+                        let why = format!("not a request: {error}");
+                        self.reply(asker, &json!({"error": why}));
+                    }
+                }
             }
             Relayed::Attach { id } => {
                 let answer = if self.role == Role::Leader {
@@ -132,12 +148,12 @@ impl Body {
                 } else {
                     json!({"error": self.not_leading("does not lead")})
                 };
-                let answer = answer.to_string();
-                self.tell(from, &Relayed::Answer { id, answer });
+                self.tell_answer(from, id, &answer);
             }
             Relayed::Typed { bytes } if self.role == Role::Leader => {
-                self.apply(Event::Operator(OperatorInput::Console(bytes)))?;
+                self.give_input(OperatorInput::Console(bytes), Asker::Console)?;
             }
+            // Its console was closed when this replica lost the lead.
             Relayed::Typed { .. } => {}
             Relayed::Answer { id, answer } => self.on_answer(from, id, &answer),
             Relayed::Printed { id, bytes } => {
@@ -210,6 +226,12 @@ impl Body {
             );
             let _ = asked.reply.send(json!({"error": why}));
         }
+    }
+
+    /// Answers another replica's question.
+    pub(super) fn tell_answer(&mut self, to: ReplicaId, id: u64, answer: &Value) {
+        let answer = answer.to_string();
+        self.tell(to, &Relayed::Answer { id, answer });
     }
 
     fn tell(&mut self, to: ReplicaId, said: &Relayed) -> bool {

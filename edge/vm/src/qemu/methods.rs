@@ -192,10 +192,12 @@ impl QemuVm {
         self.nic.take_outputs(max, frames);
     }
 
-    /// Types on the guest's serial console, unless the guest is off.
-    pub fn console_write(&mut self, bytes: &[u8]) {
-        if !self.is_off() {
-            self.console.write(bytes);
+    /// Types on the guest's serial console, unless the guest is off. Returns how many bytes are lost, because the guest reads
+    /// none and too many wait.
+    pub fn console_write(&mut self, bytes: &[u8]) -> usize {
+        match self.is_off() {
+            true => 0,
+            false => self.console.write(bytes),
         }
     }
 

@@ -1,0 +1,118 @@
+//! The requests that the control socket takes.
+
+use plover_replica::newest::DiskCopy;
+use plover_replica::{MemberOrder, OperatorInput};
+use serde::{Deserialize, Serialize};
+
+/// The requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Op {
+    /// This replica.
+    Status,
+    /// All replicas of the group, as far as they answer.
+    Group,
+    /// The log of a replica, by default this one's: its last lines, or those after the first `after` of its `process`.
+    Logs {
+        #[serde(default)]
+        of: Option<u8>,
+        #[serde(default)]
+        last: Option<u64>,
+        #[serde(default)]
+        process: u32,
+        #[serde(default)]
+        after: u64,
+    },
+    /// The leader is to hand over to the replica with this id, or to the one that is in sync.
+    Switchover {
+        #[serde(default)]
+        to: Option<u8>,
+    },
+    /// The members of the group are to change.
+    Member { order: MemberOrder },
+    /// This replica gives up every role that matters, and takes none until it is told otherwise, also after a
+    /// restart.
+    Drain,
+    /// It takes part again.
+    Undrain,
+    /// Press the guest's power button.
+    Power,
+    /// Switch the guest on, if it is off.
+    Start,
+    /// Press the guest's power button, and let it boot again when it has powered off.
+    Reboot,
+    /// Reset the guest's machine.
+    Reset,
+    /// Let the guest stand still until `unpause`.
+    Pause,
+    /// Let it go on.
+    Unpause,
+    /// The operator's statement that a group which has forgotten its guest may boot a new one. `others`:
+    /// the other replicas' copies of the guest's disks by their status, if known.
+    Bootstrap {
+        #[serde(default)]
+        others: Vec<DiskCopy>,
+    },
+    /// Begin a backup of the guest's disks, as of the next sync. It lasts as long as this connection.
+    Backup { keep_mib: u64, mib_per_s: u64 },
+    /// Read a disk of the running backup with this number.
+    BackupDisk { backup: u64, disk: usize },
+    /// End this replica.
+    Shutdown,
+    /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
+    /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.
+    CrashInPhase { phase: plover_syncvm::Phase },
+    /// Test hook: the same on a leader, at a fault injection point in the release of an output on a
+    /// match; `d` is the transfer of a checkpoint.
+    CrashInArea { area: plover_replica::Area },
+    /// Attach to the guest's console.
+    Console,
+    /// Type this on the guest's console. The answer says whether the guest has it for sure.
+    Type { text: String },
+}
+
+impl Op {
+    /// Whether only the leader can carry it out.
+    pub fn is_for_leader(&self) -> bool {
+        matches!(
+            self,
+            Self::Console | Self::Switchover { .. } | Self::Member { .. }
+        ) || self.is_an_input()
+    }
+
+    /// Whether another replica may ask for it.
+    pub fn may_be_sent_on(&self) -> bool {
+        matches!(
+            self,
+            Self::Status | Self::Logs { .. } | Self::Switchover { .. } | Self::Member { .. }
+        ) || self.is_an_input()
+    }
+
+    /// Whether it is an input to the guest.
+    fn is_an_input(&self) -> bool {
+        matches!(
+            self,
+            Self::Power
+                | Self::Start
+                | Self::Reboot
+                | Self::Reset
+                | Self::Pause
+                | Self::Unpause
+                | Self::Type { .. }
+        )
+    }
+
+    /// The input to the guest that it orders, or the request back if it is another one.
+    pub fn into_input(self) -> Result<OperatorInput, Self> {
+        Ok(match self {
+            Self::Power => OperatorInput::PowerButton,
+            Self::Start => OperatorInput::Start,
+            Self::Reboot => OperatorInput::Reboot,
+            Self::Reset => OperatorInput::Reset,
+            Self::Pause => OperatorInput::Pause,
+            Self::Unpause => OperatorInput::Unpause,
+            Self::Type { text } => OperatorInput::Console(text.into_bytes()),
+            other => return Err(other),
+        })
+    }
+}
