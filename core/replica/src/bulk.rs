@@ -127,7 +127,9 @@ impl Replica {
                 leader.fail_join(cx, why);
             }
             Phase::Secondary(secondary) => {
-                secondary.warm.refused(from, cx.now);
+                secondary
+                    .warm
+                    .refused(from, cx.newcomer() == Some(from), cx.now);
                 let why = why.to_string();
                 cx.note(Note::WarmRefused { peer: from, why });
             }

@@ -30,6 +30,9 @@ const RETRY: Micros = Micros::from_ms(3_000);
 /// A target that has refused is asked again after this.
 const REFUSED: Micros = Micros::from_ms(60_000);
 
+/// The same of a new host: a change of the members waits for its copy.
+const NEWCOMER_REFUSED: Micros = Micros::from_ms(5_000);
+
 /// From the begin of a sweep to that of the next, at least: a page that is written more often is sent
 /// this often.
 const SWEEP: Micros = Micros::from_ms(1_000);
@@ -74,8 +77,13 @@ impl WarmKeeper {
         }
     }
 
-    pub fn refused(&mut self, peer: ReplicaId, now: Micros) {
-        self.refused = Some((peer, now + REFUSED));
+    pub fn refused(&mut self, peer: ReplicaId, is_newcomer: bool, now: Micros) {
+        let wait = if is_newcomer {
+            NEWCOMER_REFUSED
+        } else {
+            REFUSED
+        };
+        self.refused = Some((peer, now + wait));
     }
 
     /// When `peer` is offered a copy.
