@@ -60,7 +60,8 @@ pub fn grow_disk(
         let order = |op: &str| control.request(&json!({"op": op, "disk": disk, "bytes": bytes}));
         match told {
             Some((id, view, at)) if (id, view) == (leader.id, leader.view) => {
-                if at.elapsed() > SYNCED_WITHIN {
+                let is_synced = at.elapsed() > SYNCED_WITHIN;
+                if is_synced {
                     return Ok(());
                 }
             }
