@@ -119,6 +119,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "guest.initrd",
             "guest.cmdline",
             "guest.mac",
+            "guest.offloads",
             "guest.uuid",
             "guest.clock",
             "guest.system.manufacturer",
