@@ -2,6 +2,7 @@
 
 #[cfg(feature = "lab")]
 mod lab;
+mod orders;
 
 use crate::bench::ConsensusOptions;
 use crate::export::ExportOptions;
@@ -14,13 +15,13 @@ use crate::logging::LogForm;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
 pub use lab::LabCommand;
+pub use orders::{DiskCommand, MemberCommand};
 use plover_lab::options::PolicyName;
 #[cfg(feature = "lab")]
 use plover_lab::state::LabName;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Keeps a virtual machine alive when the host under it dies.
 #[derive(Debug, Parser)]
@@ -387,129 +388,6 @@ pub enum Command {
         /// The folder; made if it is not there.
         folder: PathBuf,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum MemberCommand {
-    /// Put a new host in the place of a member, dead or alive.
-    ///
-    /// The new host needs its configuration file, with an id that no host of the group has had (group.me), and its replica
-    /// running (`systemctl start plover@NAME`). It gets disks and memory by copy. A member that answers leaves when the new
-    /// one has all of that; if it leads, it hands over first. The replica that has left ends, and never starts again with
-    /// its old files.
-    #[command(
-        after_help = "Example:\n  plover member replace 1 3@192.0.2.13:7700 --run-dir /run/plover/shop-db"
-    )]
-    Replace {
-        /// The id of the member that leaves.
-        old: u8,
-        /// The id of the new replica, and where it listens: as in its file's [[group.replica]].
-        new: NewHost,
-        #[command(flatten)]
-        how: Wait,
-    },
-    /// Add a host to a group that lacks one, since `plover member remove`.
-    #[command(
-        after_help = "Example:\n  plover member add 3@192.0.2.13:7700 --run-dir /run/plover/shop-db"
-    )]
-    Add {
-        /// The id of the new replica, and where it listens: as in its file's [[group.replica]].
-        new: NewHost,
-        #[command(flatten)]
-        how: Wait,
-    },
-    /// Take a dead host out of the group; or end a change, by removing the new host.
-    ///
-    /// The two that are left both have to be up from then on. A host that answers is replaced, not removed.
-    #[command(after_help = "Example:\n  plover member remove 1 --run-dir /run/plover/shop-db")]
-    Remove {
-        /// Its id.
-        id: u8,
-        #[command(flatten)]
-        how: Wait,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum DiskCommand {
-    /// Grow a disk, up to its `disk.max_size_mib`, while the guest runs. Works on any host of the group.
-    ///
-    /// Every host must have room for it. First the image grows on each of them. The guest is told when all that hold it have
-    /// the room, and enlarges its partition and file system itself (growpart, resize2fs). A command that was ended, or that
-    /// a failover has interrupted, is given again. No disk is made smaller.
-    #[command(after_help = "Example:\n  plover disk grow 0 --to 40G --run-dir /run/plover/shop-db")]
-    Grow {
-        /// The number of its `[[disk]]` in the configuration, counted from 0.
-        disk: usize,
-        /// Its new size: MiB, or a number with M, G or T.
-        #[arg(long, value_name = "SIZE")]
-        to: Size,
-        /// Wait for so many seconds until all have it.
-        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
-        wait: u64,
-        #[command(flatten)]
-        at: At,
-    },
-}
-
-/// A size, in MiB: `40960`, `40960M`, `40G`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
-    pub mib: u64,
-}
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let unit = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let factor = match text[unit.len()..].to_ascii_uppercase().as_str() {
-            "" | "M" => 1,
-            "G" => 1 << 10,
-            "T" => 1 << 20,
-            other => {
-                return Err(format!(
-                    "'{other}' is no unit: give MiB, or a number with M, G or T"
-                ));
-            }
-        };
-        let number: u64 = unit
-            .parse()
-            .map_err(|_| format!("'{unit}' is no number of MiB"))?;
-        let mib = number.checked_mul(factor).filter(|mib| *mib < 1 << 43);
-        Ok(Self {
-            mib: mib.ok_or("that is more than any disk has")?,
-        })
-    }
-}
-
-/// How long a command waits, and for whom.
-#[derive(Debug, Args)]
-pub struct Wait {
-    /// Wait for so many seconds until it is done. It goes on all the same.
-    #[arg(long = "wait", value_name = "SECONDS", default_value_t = 3600)]
-    pub seconds: u64,
-    #[command(flatten)]
-    pub at: At,
-}
-
-/// A new host: `ID@ADDRESS:PORT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewHost {
-    pub id: u8,
-    pub address: SocketAddr,
-}
-
-impl FromStr for NewHost {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let form = || "give an id and an address with its port, such as 3@192.0.2.13:7700";
-        let (id, address) = text.split_once('@').ok_or_else(form)?;
-        let id = id.parse().map_err(|_| form())?;
-        let address = address.parse().map_err(|_| form())?;
-        Ok(Self { id, address })
-    }
 }
 
 /// The replica that is asked.

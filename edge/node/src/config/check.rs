@@ -148,6 +148,7 @@ impl GroupConfig {
 #[cfg(test)]
 mod tests {
     use super::super::*;
+    use plover_types::PageLayout;
 
     const GOOD: &str = r#"
         [group]

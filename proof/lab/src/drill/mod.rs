@@ -18,7 +18,7 @@ pub mod steps;
 use crate::experiment::Experiment;
 use crate::load::Pressure;
 use anyhow::{Context, Result, ensure};
-use plover_lab::options::Options;
+use plover_lab::options::{DiskImage, Options};
 use plover_lab::progress::Progress;
 use plover_lab::trace::now_us;
 use plover_lab::up::is_interruption;
@@ -31,8 +31,9 @@ use steps::{STEPS, Step};
 /// Clients are watched for so long before each row, so that a row's gap is its own.
 const CALM: Duration = Duration::from_millis(500);
 
-/// The guest's disk, for backups.
+/// The guest's disk, for backups, and what it grows to.
 const DISK_MIB: u64 = 8;
+const GROWN_MIB: u64 = 12;
 
 /// Hosts beside the three of the group: one for each row that replaces a host.
 const SPARE_HOSTS: u8 = 2;
@@ -88,7 +89,10 @@ impl Plan {
         let mut options = Options {
             name: self.name.parse().map_err(anyhow::Error::msg)?,
             program: Some(self.program.clone()),
-            disks: vec![disk.into()],
+            disks: vec![DiskImage {
+                max_size_mib: Some(GROWN_MIB),
+                ..disk.into()
+            }],
             spare: SPARE_HOSTS,
             ..Options::default()
         };

@@ -1,12 +1,13 @@
 //! The steps of the drill, each as an operator does it. A step stands for itself: `--only` runs it on a new lab.
 
-use super::Scene;
+use super::{GROWN_MIB, Scene};
 use crate::experiment::Experiment;
 use crate::script::the_witness_is_warm;
 use crate::{ask_guest, converse, recover, role};
 use anyhow::{Context, Result, ensure};
 use plover_lab::backup::{self, Backup, Limits};
 use plover_lab::control::Control;
+use plover_lab::grow::grow_disk;
 use plover_lab::operate::{self, MemberChange, Switched};
 use plover_lab::process::Process;
 use plover_lab::status::GroupStatus;
@@ -38,7 +39,7 @@ const fn step(name: &'static str, what: &'static str, run: fn(&mut Scene) -> Res
 }
 
 /// All steps, in the order in which they are done.
-pub const STEPS: [Step; 7] = [
+pub const STEPS: [Step; 8] = [
     step("switchover", "the lead moves, there and back", switch_over),
     step(
         "drain",
@@ -50,6 +51,7 @@ pub const STEPS: [Step; 7] = [
         "the disk is backed up and restored",
         back_up_and_restore,
     ),
+    step("grow", "the disk gets more room", grow),
     step(
         "restart",
         "the services of all three hosts are restarted, as for an upgrade",
@@ -74,6 +76,7 @@ pub const STEPS: [Step; 7] = [
 /// Longer than a copy of a small guest takes on a busy machine.
 const DRAINED_WITHIN: Duration = Duration::from_secs(80);
 const REPLACED_WITHIN: Duration = Duration::from_secs(80);
+const GROWN_WITHIN: Duration = Duration::from_secs(80);
 
 fn control(lab: &Experiment, name: &str) -> Result<(u8, Control)> {
     let id = lab.lab().find(&role(name))?;
@@ -199,6 +202,20 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
             "the restored disk lacks a write that was durable before the backup"
         );
         Ok(())
+    })
+}
+
+fn grow(scene: &mut Scene) -> Result<()> {
+    let (_, elsewhere) = control(&scene.lab, "witness")?;
+    let bytes = GROWN_MIB << 20;
+    scene.row("growth of a disk", None, |scene| {
+        let work = move || grow_disk(&elsewhere, 0, bytes, GROWN_WITHIN, |_| ());
+        scene.aside("the disk has grown", work)?;
+        let sees = format!(
+            "test $(cat /sys/block/vda/size) = {} && echo gr''own",
+            bytes / 512
+        );
+        ask_guest(scene.lab.lab(), &sees, "grown").map(drop)
     })
 }
 
