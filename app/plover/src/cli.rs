@@ -15,7 +15,7 @@ use crate::logging::LogForm;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
 pub use lab::LabCommand;
-pub use orders::{DiskCommand, MemberCommand};
+pub use orders::{DiskCommand, MemberCommand, RunCommand, RunOptions};
 use plover_lab::options::PolicyName;
 #[cfg(feature = "lab")]
 use plover_lab::state::LabName;
@@ -408,38 +408,6 @@ pub struct Show {
     /// Show it again every second, until Ctrl-C.
     #[arg(long, conflicts_with = "json")]
     pub watch: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct RunOptions {
-    #[command(subcommand)]
-    pub command: Option<RunCommand>,
-    /// The replica's configuration.
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// The program and its arguments, after `--`.
-    #[arg(last = true, value_name = "PROGRAM")]
-    pub program: Vec<OsString>,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum RunCommand {
-    /// Show the state of the replica that runs on this host.
-    Status {
-        /// Print one JSON object.
-        #[arg(long)]
-        json: bool,
-        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
-        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
-        run_dir: PathBuf,
-    },
-    /// Begin a new, empty log after all replicas have lost theirs. The program starts with no state.
-    Begin {
-        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
-        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
-        run_dir: PathBuf,
-    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,8 +1,10 @@
-//! The command lines of `plover member` and `plover disk`.
+//! The command lines of `plover member`, `plover disk` and `plover run`.
 
 use super::At;
 use clap::{Args, Subcommand};
+use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 #[derive(Debug, Subcommand)]
@@ -126,4 +128,36 @@ impl FromStr for NewHost {
         let address = address.parse().map_err(|_| form())?;
         Ok(Self { id, address })
     }
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct RunOptions {
+    #[command(subcommand)]
+    pub command: Option<RunCommand>,
+    /// The replica's configuration.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The program and its arguments, after `--`.
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum RunCommand {
+    /// Show the state of the replica that runs on this host.
+    Status {
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
+    /// Begin a new, empty log after all replicas have lost theirs. The program starts with no state.
+    Begin {
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
 }
