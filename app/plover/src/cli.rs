@@ -19,6 +19,7 @@ pub use orders::{DiskCommand, MemberCommand, RunCommand, RunOptions};
 use plover_lab::options::PolicyName;
 #[cfg(feature = "lab")]
 use plover_lab::state::LabName;
+#[cfg(not(feature = "lab"))]
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
