@@ -83,7 +83,12 @@ impl Exporter {
     fn get(&self, path: &str, accept: &str) -> (String, String) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         // HTTP/1.0: the body comes as it is, and ends with the connection.
-        write!(stream, "GET {path} HTTP/1.0\r\nAccept: {accept}\r\n\r\n").expect("it reads");
+        write!(
+            stream,
+            "GET {path} HTTP/1.0\r\nHost: {}\r\nAccept: {accept}\r\n\r\n",
+            self.address
+        )
+        .expect("it reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
