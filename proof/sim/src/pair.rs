@@ -12,7 +12,7 @@ use crate::world::World;
 use plover_types::{Index, Micros, ReplicaId, View};
 
 /// The invariants that compare what two replicas have told the world, or their logs.
-pub(crate) const BROKEN_BY_A_SPLIT: [&str; 8] = [
+pub(crate) const BROKEN_BY_A_SPLIT: [&str; 9] = [
     "committed_not_lost",
     "debt_never_forgotten",
     "disks_survive",
@@ -20,6 +20,7 @@ pub(crate) const BROKEN_BY_A_SPLIT: [&str; 8] = [
     "inputs_in_order",
     "logs_agree",
     "one_sender_a_slot",
+    "operators_are_told",
     "streams_go_on",
 ];
 
