@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Does an evening's planned work on a lab under load: moves the lead, drains, backs up and restores, restarts all hosts,
+/// Does an evening's planned work on a lab under load: moves the lead, drains, backs up and restores, grows the disk, restarts all hosts,
 /// replaces two, and kills two leaders. Ends with a table of what clients saw of each, and exit code 1 if an acknowledged
 /// write is lost or a connection was reset.
 #[derive(Debug, Parser)]
@@ -22,7 +22,7 @@ struct Arguments {
     /// Do all of it so often, each time on a new lab. A round takes about two minutes.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Only this step: switchover, drain, backup, restart, upgrade-qemu, replace, crash. May be repeated.
+    /// Only this step: switchover, drain, backup, grow, restart, upgrade-qemu, replace, crash. May be repeated.
     #[arg(long, value_name = "STEP")]
     only: Vec<String>,
     /// The result as one JSON object on the last line.
