@@ -19,7 +19,7 @@ use std::process::ExitCode;
                   ./x drill --newer-qemu --only upgrade-qemu"
 )]
 struct Arguments {
-    /// Do all of it so often, each time on a new lab. A round takes about two minutes.
+    /// Do all of it so often, each time on a new lab. A round takes about a minute.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Only this step: switchover, drain, backup, grow, restart, upgrade-qemu, replace, crash. May be repeated.
