@@ -63,13 +63,13 @@ impl WaitRule {
         }
     }
 
-    /// Whether syncs usually wait.
     /// Another longest wait from now on. What was learnt stays, as far as it fits.
     pub fn set_max(&mut self, max: Micros) {
         self.max = max;
         self.bound = self.bound.min(max);
     }
 
+    /// Whether syncs usually wait.
     fn usually_waits(&self) -> bool {
         self.longer.is_none_or(|longer| longer <= 0)
     }
