@@ -31,7 +31,8 @@ pub struct Tuning {
 
 impl Config {
     /// The part of this configuration that may change while the replica runs.
-    pub fn tuning(&self) -> Tuning {
+    #[cfg(test)]
+    fn tuning(&self) -> Tuning {
         Tuning {
             hypervisor_timeout: self.hypervisor_timeout,
             slot: self.slot,

@@ -64,7 +64,7 @@ pub(super) fn build(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What app/plover/Cargo.toml says of its Debian packages.
+/// The description of the Debian packages in app/plover/Cargo.toml.
 fn deb() -> Result<Deb> {
     let metadata = run::cargo()
         .args(["metadata", "--no-deps", "--offline", "--format-version=1"])

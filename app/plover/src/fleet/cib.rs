@@ -18,7 +18,7 @@ use tempfile::TempDir;
 #[derive(Debug)]
 pub struct Cib(String);
 
-/// What would change.
+/// The changes that the cluster lacks.
 #[derive(Debug, Default)]
 pub struct Plan {
     /// By guest: what its resource lacks; none if it is as it is wanted.
@@ -33,7 +33,7 @@ pub struct Plan {
 
 /// A change that was tried on a copy.
 pub struct Change {
-    /// What the cluster would do, for a person.
+    /// The actions of the cluster that would follow, in words.
     pub shown: String,
     files: TempDir,
 }

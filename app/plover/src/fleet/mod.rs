@@ -95,7 +95,7 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a program of the cluster prints.
+/// The output of a program of the cluster.
 ///
 /// # Errors
 /// It is not there, or fails.

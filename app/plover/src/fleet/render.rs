@@ -10,7 +10,7 @@
 use super::guests::{Guest, Hosts};
 use anyhow::{Result, ensure};
 
-/// What a stop takes beside a copy of the guest's memory: orders, the hand-over, and the end of the process.
+/// Time that a stop takes beside a copy of the guest's memory: orders, the hand-over, and the end of the process.
 const STOP_S: u64 = 120;
 
 /// The slowest copy that a stop waits for: half of what Gigabit Ethernet carries.

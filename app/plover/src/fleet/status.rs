@@ -27,7 +27,7 @@ struct GuestStatus {
     state: String,
     /// The role of its replica by node, or why there is none.
     hosts: BTreeMap<String, String>,
-    /// What an operator should know.
+    /// Remarks for the operator.
     troubles: Vec<String>,
 }
 

@@ -28,7 +28,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(30);
 /// How long a process may take to end that was killed.
 const DIES_WITHIN: Duration = Duration::from_secs(5);
 
-/// What an action leaves of its time for Pacemaker's own.
+/// Time of an action that is left to Pacemaker itself.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// The folder of the configurations that the unit `plover@` reads.
@@ -99,7 +99,7 @@ impl Instance {
         self.monitor_after_start()
     }
 
-    /// What is wrong with a replica that has just started is the business of the first monitor.
+    /// Sets the attributes alone: the first monitor judges the replica.
     fn monitor_after_start(&self) -> Outcome {
         if let Ok(own) = self.control().status() {
             self.set_attributes(&judge::attributes(&own));

@@ -1,4 +1,4 @@
-//! What a replica's status means to Pacemaker.
+//! A replica's status in Pacemaker's terms.
 
 use super::{Code, Outcome};
 use plover_lab::control::DaemonStatus;

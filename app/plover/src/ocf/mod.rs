@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-/// What the agent says of itself.
+/// The agent's own description.
 const META_DATA: &str = include_str!("meta-data.xml");
 
 /// How long an action may take if Pacemaker does not say.

@@ -3,7 +3,6 @@
 use super::{Body, BoxError};
 use crate::config::{ConfigFile, Reload};
 use plover_replica::Event;
-use plover_types::PageLayout;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -61,9 +60,7 @@ impl Body {
         self.packer.set(config.policy.compresses());
         self.trace.set_syncs(config.debug.trace_syncs);
         self.uplink.set(config.net.devices());
-        // Of all that a brain is made of, only its tuning is used.
-        let (unused, members) = (PageLayout::new(1, 0), self.replica.group_record());
-        let tuning = config.brain(0, [0; 32], 0, unused, Some(members)).tuning();
+        let tuning = config.tuning();
         self.place();
         self.apply(Event::Tuned(Box::new(tuning)))?;
         self.look_at_uplink()

@@ -45,7 +45,7 @@ struct Step {
     guest: u64,
 }
 
-/// What the disks' thread has done.
+/// The result of the disks' thread.
 type Made = (Step, Result<OwnedFd, String>);
 
 /// Disks that are being given other sizes.

@@ -1,9 +1,9 @@
-//! What a configuration file means to the parts of a replica: QEMU, the disks, and the core.
+//! The configurations of a replica's parts, by its file: of QEMU, the disks, and the core.
 
 use super::{DiskConfig, GuestConfig, ReplicaConfig};
 use plover_disk::DiskSpec;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
-use plover_replica::{Canary, GroupRecord};
+use plover_replica::{Canary, GroupRecord, Tuning};
 use plover_types::{Micros, PageLayout, ReplicaId};
 use plover_vm::{Boot, DiskDevice, Ends, Identity, QemuConfig};
 
@@ -84,6 +84,40 @@ impl ReplicaConfig {
         self.guest.secondary_nice.unwrap_or(usual)
     }
 
+    /// The policy's axes; this was checked with the configuration.
+    fn axes(&self) -> Policy {
+        self.policy.axes().unwrap_or(DEFAULT.policy)
+    }
+
+    /// The part of the core's configuration that may change while the replica runs.
+    pub(crate) fn tuning(&self) -> Tuning {
+        let policy = &self.policy;
+        let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&self.axes()));
+        let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
+        Tuning {
+            hypervisor_timeout: Micros::from_ms(self.group.hypervisor_timeout_ms),
+            slot: SlotConfig {
+                idle_threshold: policy
+                    .idle_threshold_us
+                    .map_or(defaults.idle_threshold, Micros),
+                slot_min: ms(policy.slot_min_ms, defaults.slot_min),
+                slot_max: ms(policy.slot_max_ms, defaults.slot_max),
+                quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),
+                wait_max: ms(policy.wait_max_ms, defaults.wait_max),
+            },
+            matching: MatchConfig {
+                unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),
+                slot_max: ms(policy.matched_max_ms, matching.slot_max),
+                always: matching.always,
+                paced: policy.paced.unwrap_or(matching.paced),
+            },
+            unprotected_output: policy.unprotected_output,
+            warm_bytes_per_s: u64::from(self.group.warm_mib_per_s) << 20,
+            subpages: policy.subpages.unwrap_or(true),
+            input_bytes_max: policy.input_mib.unwrap_or(16) << 20,
+        }
+    }
+
     pub(crate) fn brain(
         &self,
         message_bytes_max: usize,
@@ -92,11 +126,7 @@ impl ReplicaConfig {
         layout: PageLayout,
         members: Option<&GroupRecord>,
     ) -> plover_replica::Config {
-        let policy = &self.policy;
-        // This was checked with the configuration.
-        let axes = policy.axes().unwrap_or(DEFAULT.policy);
-        let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
-        let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
+        let (policy, axes, tuning) = (&self.policy, self.axes(), self.tuning());
         let qemu = self.qemu();
         let record = members.cloned().unwrap_or_else(|| self.group.record());
         let contacts = self.group.contacts(&record);
@@ -115,37 +145,24 @@ impl ReplicaConfig {
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
             timeout: Micros::from_ms(self.group.timeout_ms()),
             timeout_min: Micros::from_ms(self.group.timeout_min_ms()),
-            hypervisor_timeout: Micros::from_ms(self.group.hypervisor_timeout_ms),
+            hypervisor_timeout: tuning.hypervisor_timeout,
             durability: self.group.durability,
             log_bytes_max: self.group.log_mib << 20,
             message_bytes_max,
             policy: axes,
             known_after: Micros::from_ms(self.group.heartbeat_ms * 100),
             newest_version: self.group.newest_version(),
-            slot: SlotConfig {
-                idle_threshold: policy
-                    .idle_threshold_us
-                    .map_or(defaults.idle_threshold, Micros),
-                slot_min: ms(policy.slot_min_ms, defaults.slot_min),
-                slot_max: ms(policy.slot_max_ms, defaults.slot_max),
-                quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),
-                wait_max: ms(policy.wait_max_ms, defaults.wait_max),
-            },
-            matching: MatchConfig {
-                unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),
-                slot_max: ms(policy.matched_max_ms, matching.slot_max),
-                always: matching.always,
-                paced: policy.paced.unwrap_or(matching.paced),
-            },
-            unprotected_output: policy.unprotected_output,
+            slot: tuning.slot,
+            matching: tuning.matching,
+            unprotected_output: tuning.unprotected_output,
             layout,
             needs_reset: qemu.machine.needs_reset(),
             warm: self.group.warm_witness,
-            warm_bytes_per_s: u64::from(self.group.warm_mib_per_s) << 20,
+            warm_bytes_per_s: tuning.warm_bytes_per_s,
             drained: false,
-            subpages: policy.subpages.unwrap_or(true),
+            subpages: tuning.subpages,
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
-            input_bytes_max: policy.input_mib.unwrap_or(16) << 20,
+            input_bytes_max: tuning.input_bytes_max,
             hash_key,
             seed,
             canary: Canary::None,

@@ -1,4 +1,4 @@
-//! What QEMU and the guest's driver have agreed upon, as the agent says it (edge/agent/src/nic.c).
+//! The agreement of QEMU and the guest's driver, as the agent says it (edge/agent/src/nic.c).
 
 use super::datagrams::HEADER_BYTES_MAX;
 use crate::VmError;

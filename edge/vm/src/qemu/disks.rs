@@ -34,7 +34,7 @@ pub(super) fn connection(disk: usize, number: usize) -> String {
     format!("disk{disk}-{number}")
 }
 
-/// What QEMU knows of the disks' sizes.
+/// The disks' sizes that QEMU knows.
 #[derive(Debug)]
 pub(super) struct Sizes {
     /// In bytes; the last one that was told.

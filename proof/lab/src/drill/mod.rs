@@ -38,7 +38,7 @@ const GROWN_MIB: u64 = 12;
 /// Hosts beside the three of the group: one for each row that replaces a host.
 const SPARE_HOSTS: u8 = 2;
 
-/// What to run.
+/// The steps and rounds to run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The lab's name.
