@@ -331,6 +331,11 @@ impl Apus {
         self.log.base().index
     }
 
+    /// The configuration there. A process that starts with a log is not told of it by an entry.
+    pub fn configuration_at_base(&self) -> Configuration {
+        self.log.configuration_at_base()
+    }
+
     /// The entry at `index`, while the log holds it. For tests that compare logs.
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.log.get(index)

@@ -117,6 +117,7 @@ impl Replica {
         if matches!(&self.phase, Phase::Joining { copy } if copy.is_of(from, attempt)) {
             return self.leave_join();
         }
+        self.leave_if_ended(from, attempt);
         if !self.cx.on_copy_failed(from, attempt) {
             return;
         }

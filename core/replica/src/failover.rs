@@ -156,8 +156,8 @@ impl Replica {
         let is_in = self.cx.group.in_sync.contains(self.cx.config.me);
         let is_out = match &mut self.phase {
             Phase::Secondary(secondary) => {
-                secondary.is_agreed |= is_in;
-                secondary.is_agreed && !is_in
+                secondary.joined_by.take_if(|_| is_in);
+                secondary.joined_by.is_none() && !is_in
             }
             Phase::Deposed => !is_in,
             _ => false,

@@ -33,6 +33,12 @@ pub(crate) struct Group {
 
 impl Group {
     pub fn new(core: Apus, record: GroupRecord, contacts: ReplicaSet) -> Self {
+        // Entries up to there are not delivered again. A log from index 0 has all of them.
+        let base = core.base();
+        let in_sync = match base {
+            Index(0) => ReplicaSet::EMPTY,
+            _ => core.configuration_at_base().in_sync,
+        };
         Self {
             version: core.version(),
             core,
@@ -40,8 +46,8 @@ impl Group {
             phase: ConsensusPhase::Recovering,
             view: View::NONE,
             leader: None,
-            in_sync: ReplicaSet::EMPTY,
-            delivered: Index(0),
+            in_sync,
+            delivered: base,
             sync_no: SyncNo(0),
             contacts: record.unknown(contacts),
             record,

@@ -311,8 +311,7 @@ impl Replica {
         }
         match &self.phase {
             Phase::Deposed => {
-                let mut secondary = Secondary::new(self.cx.now);
-                secondary.is_agreed = true;
+                let secondary = Secondary::new(None, self.cx.now);
                 self.cx.outputs.cleared.clear();
                 // Entries of its own view that the next leader did not have made room for others.
                 self.cx.guest.taken = at.index;

@@ -51,7 +51,7 @@ pub(crate) fn sent_to_leader(replica: &Replica) -> Vec<Body> {
 pub(crate) fn secondary(policy: Policy) -> Replica {
     let mut replica = new_secondary(policy);
     if let Phase::Secondary(secondary) = &mut replica.phase {
-        secondary.is_agreed = true;
+        secondary.joined_by = None;
     }
     let me = replica.cx.config.me;
     replica.cx.group.in_sync = ReplicaSet::of([LEADER, me]);
@@ -61,7 +61,7 @@ pub(crate) fn secondary(policy: Policy) -> Replica {
 /// One that has just joined: the log does not name it yet.
 pub(crate) fn new_secondary(policy: Policy) -> Replica {
     let mut replica = witness(policy, Warm::Full);
-    let secondary = Secondary::new(Micros(1));
+    let secondary = Secondary::new(Some(1), Micros(1));
     replica.phase = Phase::Secondary(Box::new(secondary));
     run(&mut replica.cx);
     replica

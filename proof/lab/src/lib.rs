@@ -167,6 +167,9 @@ pub fn plover(arguments: &[&str]) -> Output {
 /// takes minutes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How much of each replica's log a failed test prints.
+const LAST_LINES: usize = 30;
+
 /// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -213,6 +216,18 @@ pub fn with_lab<T>(
     let (options, progress) = ready(name, options)?;
     let mut lab = Lab::up(&options, &progress)?;
     let result = work(&mut lab, &progress);
+    if result.is_err() {
+        // The lab, with its logs, is taken down next.
+        for id in lab.ids() {
+            let log = std::fs::read_to_string(lab.files(id).log()).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
+            progress.say(format!(
+                "replica {id}, its last lines:\n{}",
+                last.join("\n")
+            ));
+        }
+    }
     lab.down()?;
     result
 }

@@ -84,8 +84,8 @@ impl Replica {
 
     /// A replica that joins has its first state: it counts from now on.
     pub(super) fn become_secondary(&mut self) {
-        if matches!(self.phase, Phase::Joining { .. }) {
-            let secondary = Secondary::new(self.cx.now);
+        if let Phase::Joining { copy } = &self.phase {
+            let secondary = Secondary::new(Some(copy.attempt), self.cx.now);
             self.enter(Phase::Secondary(Box::new(secondary)));
         }
         self.cx.group.core.set_holds_state(true);

@@ -9,6 +9,7 @@
 //!
 //!  end mark ────────────────────▶ Ack, load, run: a secondary
 //!  gives the join up      ✂ Ack
+//!  tells it, at once or when the link is up again ▶ it leaves
 //!  goes on with another one ────▶ in-sync set of two others, or a syncvm before any set that names it: it leaves
 //! ```
 
@@ -16,6 +17,7 @@ use super::{FollowSync, Stage};
 use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::message::Body;
+use plover_types::ReplicaId;
 
 impl Replica {
     /// Whether this joiner has acknowledged the syncvm that ends its join, and only loads it yet. The log may name it in
@@ -63,7 +65,7 @@ impl Replica {
         let follow = self.follow.as_ref();
         let has_all = follow.is_some_and(FollowSync::is_past_the_end_mark);
         match &self.phase {
-            Phase::Secondary(secondary) if !secondary.is_agreed => {
+            Phase::Secondary(secondary) if secondary.joined_by.is_some() => {
                 self.drop_guest();
                 self.become_witness();
             }
@@ -71,5 +73,18 @@ impl Replica {
             _ => return false,
         }
         true
+    }
+
+    /// The leader has given this attempt up. It does so only while no set that names this replica is proposed, so what
+    /// this replica has joined by it is over.
+    pub(crate) fn leave_if_ended(&mut self, from: ReplicaId, attempt: u64) {
+        let Phase::Secondary(secondary) = &self.phase else {
+            return;
+        };
+        let is_of_leader = self.cx.group.leader == Some(from);
+        if is_of_leader && secondary.joined_by == Some(attempt) {
+            self.drop_guest();
+            self.become_witness();
+        }
     }
 }

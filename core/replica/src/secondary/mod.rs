@@ -21,10 +21,10 @@ pub(crate) use self::report::window;
 /// The data that exists only while a replica is secondary.
 #[derive(Debug)]
 pub(crate) struct Secondary {
-    /// The in-sync set that names it is agreed: the next one without it is meant. Before that, a set of the leader
-    /// alone may come, which has lost the secondary that this replica is to replace. See also
-    /// [`crate::follow::join_end`].
-    pub is_agreed: bool,
+    /// The attempt by which it has joined, until the log names it in sync. From then on the next set without it is
+    /// meant. Before that, a set of the leader alone may come, which has lost the secondary that this replica is to
+    /// replace. See also [`crate::follow::join_end`].
+    pub joined_by: Option<u64>,
     /// Its report of this slot's outputs, where they are compared.
     pub report: Option<OutputReport>,
     /// The newest checkpoint, where its guest waits.
@@ -43,9 +43,9 @@ impl Replica {
 
 impl Secondary {
     /// The first syncvm is applied: this replica runs the guest in step from now on.
-    pub fn new(now: Micros) -> Self {
+    pub fn new(joined_by: Option<u64>, now: Micros) -> Self {
         Self {
-            is_agreed: false,
+            joined_by,
             report: None,
             kept: None,
             rests: None,
