@@ -80,6 +80,12 @@ impl World {
         self.plan.after(Micros(1_000_000), Happening::Look);
     }
 
+    /// The operator ends a process, perhaps one of several at once: no single fault.
+    pub(crate) fn ended_by_operator(&mut self, who: ReplicaId) {
+        self.invariants.one_fault.is_given_up();
+        self.vanish(who);
+    }
+
     /// Looks whether the group has recovered. If it cannot by itself, the operator acts.
     pub(crate) fn look(&mut self) {
         let members = self.group().members;
@@ -150,7 +156,7 @@ impl World {
             self.coverage
                 .hit("generation: stuck, the operator restarted the holder");
             for who in holders {
-                self.vanish(who);
+                self.ended_by_operator(who);
                 self.plan.after(LOOK_EVERY, Happening::Restart(who));
             }
         } else if holders.is_empty() {

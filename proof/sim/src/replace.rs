@@ -250,7 +250,7 @@ impl World {
             if record.is_some_and(|it| !it.is_of_the_log() || !knows_another(it)) {
                 self.coverage
                     .hit("members: an old file is brought up to date");
-                self.vanish(who);
+                self.ended_by_operator(who);
                 self.plan.after(NEW_FILE_AFTER, Happening::Restart(who));
             }
         }

@@ -173,7 +173,7 @@ impl World {
         for who in self.scenario.members.clone() {
             let versions = self.versions_of(who);
             if versions.is_some_and(|it| it.newest < WIRE_VERSION) {
-                self.vanish(who);
+                self.ended_by_operator(who);
             }
         }
     }
