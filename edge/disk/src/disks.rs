@@ -289,12 +289,14 @@ impl Disks {
 
     /// Makes the batch that `make` returns (at least one block), and everything written before, durable
     /// as a whole; then [`DiskEvent::Staged`] follows. The caller then writes the blocks, and calls
-    /// [`Disks::settle`] before the guest runs.
+    /// [`Disks::settle`] before the guest runs. Another syncvm may come before it does: a replica that joins takes two
+    /// where devices are reset.
     pub fn stage_with(
         &mut self,
         sync: SyncNo,
         make: impl FnOnce(&Blocks) -> Batch + Send + 'static,
     ) {
+        self.settle();
         let inner = &self.opened().inner;
         let life = inner.life.load(Ordering::Acquire);
         inner.shut(|gate| gate.unsettled += 1);

@@ -182,6 +182,26 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     assert_eq!(found[0], 99, "the journal was written over the guest's own");
 }
 
+/// A replica that joins takes two syncvms before its guest runs.
+#[test]
+fn a_second_sync_comes_before_the_guest_runs() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let attachment = disks.attach().unwrap();
+    let server = server(&disks, 0);
+    for (sync, block, fill) in [(1, 0, 1), (2, 15, 2)] {
+        disks.stage(SyncNo(sync), batch(&BTreeMap::from([(block, fill)])));
+        assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(sync)));
+        put(&attachment, block, fill);
+    }
+    disks.settle();
+    guest_writes(&server, 0, 99).unwrap();
+    drop(attachment);
+    let copy = scratch.crash();
+    let found = contents(&copy.open().attach().unwrap());
+    assert_eq!((found[0], found[15]), (99, 2));
+}
+
 /// A guest has died and its replica has not. The next guest finds the disks after the syncvm, and no
 /// write of the old guest is carried out any more.
 #[test]
