@@ -57,6 +57,12 @@ use std::time::{Duration, Instant};
 /// copies more rarely.
 pub const WHOLE_WITHIN: Duration = Duration::from_secs(60);
 
+/// Every other seed has a machine whose devices are reset at each load (docs/decisions/0003), so that a replica joins with
+/// two syncvms.
+fn machine_of(seed: u64) -> Option<String> {
+    (seed % 2 == 1).then(|| "q35".into())
+}
+
 /// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -162,6 +168,7 @@ impl Chaos {
             name,
             program: Some(plan.program.clone()),
             overlay: plan.overlay.clone(),
+            machine: machine_of(plan.seed),
             ..Options::default()
         };
         let hosts = Hosts::prepare(&options.name, options.replicas())?;
