@@ -146,6 +146,7 @@ pub struct RunOptions {
 #[derive(Debug, Subcommand)]
 pub enum RunCommand {
     /// Show the state of the replica that runs on this host.
+    #[command(after_help = "Example:\n  plover run status --run-dir /run/plover/shop")]
     Status {
         /// Print one JSON object.
         #[arg(long)]
@@ -155,6 +156,7 @@ pub enum RunCommand {
         run_dir: PathBuf,
     },
     /// Begin a new, empty log after all replicas have lost theirs. The program starts with no state.
+    #[command(after_help = "Example:\n  plover run begin --run-dir /run/plover/shop")]
     Begin {
         /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]

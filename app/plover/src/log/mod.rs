@@ -25,8 +25,14 @@ use std::str::FromStr;
 #[derive(Debug, Subcommand)]
 pub enum LogCommand {
     /// Run one replica of a log until SIGTERM or Ctrl-C; its log goes to the error output.
+    #[command(
+        after_help = "Example:\n  plover log serve --id 0 --peer 0=192.0.2.10:7000 --peer 1=192.0.2.11:7000 \
+                      --peer 2=192.0.2.12:7000 --client-listen 127.0.0.1:7100 --key /etc/plover/log.key \
+                      --trust /etc/plover/log.trust"
+    )]
     Serve(ServeOptions),
     /// Append an entry, or with `-` each line of the standard input; print the index of each.
+    #[command(after_help = "Example:\n  plover log append --to 192.0.2.10:7100 hello")]
     Append {
         #[command(flatten)]
         to: Targets,
@@ -35,6 +41,7 @@ pub enum LogCommand {
         text: String,
     },
     /// Print the entries of the log, as one replica knows them.
+    #[command(after_help = "Example:\n  plover log tail --from 192.0.2.10:7100 --follow")]
     Tail {
         /// The address at which that replica serves clients.
         #[arg(long, value_name = "ADDRESS")]
@@ -50,6 +57,7 @@ pub enum LogCommand {
         quiet: bool,
     },
     /// Show the state of one replica.
+    #[command(after_help = "Example:\n  plover log status --to 192.0.2.10:7100")]
     Status {
         /// The address at which the replica serves clients.
         #[arg(long, value_name = "ADDRESS")]
@@ -59,6 +67,7 @@ pub enum LogCommand {
         json: bool,
     },
     /// Check that the replicas give the same answers, per stream; exit with 1 if they do not.
+    #[command(after_help = "Example:\n  plover log check --to 192.0.2.10:7100")]
     Check {
         /// The address at which one of the replicas serves clients.
         #[arg(long, value_name = "ADDRESS")]
@@ -70,6 +79,7 @@ pub enum LogCommand {
         change: MemberCommand,
     },
     /// Begin a new, empty log after every replica has lost the old one.
+    #[command(after_help = "Example:\n  plover log begin --to 192.0.2.10:7100")]
     Begin {
         /// The address at which the replica with the lowest id serves clients.
         #[arg(long, value_name = "ADDRESS")]
@@ -80,6 +90,9 @@ pub enum LogCommand {
 #[derive(Debug, Subcommand)]
 pub enum MemberCommand {
     /// Add a replica that was started with `--join`: it catches up, then votes.
+    #[command(
+        after_help = "Example:\n  plover log member add --to 192.0.2.10:7100 3=192.0.2.13:7000"
+    )]
     Add {
         #[command(flatten)]
         to: Targets,
@@ -88,6 +101,7 @@ pub enum MemberCommand {
         member: Member,
     },
     /// Remove a replica.
+    #[command(after_help = "Example:\n  plover log member remove --to 192.0.2.10:7100 0")]
     Remove {
         #[command(flatten)]
         to: Targets,
