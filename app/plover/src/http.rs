@@ -5,12 +5,20 @@
 
 use crate::output;
 use anyhow::{Result, anyhow};
-use std::net::{IpAddr, SocketAddr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::Duration;
 use tiny_http::{Header, Method, Request, Response, Server};
 
 /// How many requests are answered at the same time. One that waits for a replica that hangs, or for a client
 /// that does not read, delays the others only if all threads have one.
 const THREADS: usize = 4;
+
+/// How long a client may take no more of an answer. Its connection ends after some times as long.
+const READS_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a connection may be silent. Scrapers and pages ask more often.
+const ASKS_WITHIN: Duration = Duration::from_secs(120);
 
 /// An answer.
 #[derive(Debug)]
@@ -48,14 +56,30 @@ pub fn serve(
     path: &str,
     page: impl Fn(&Request) -> Page + Sync,
 ) -> Result<()> {
-    let server = Server::http(listen).map_err(|error| {
+    let server = listen_on(listen, READS_WITHIN).map_err(|error| {
         anyhow!("cannot listen on {listen}: {error}; choose another address with --listen")
     })?;
     output::line(format_args!(
         "{name} at http://{}{path}",
         server.server_addr()
     ))?;
-    let only_local = listen.ip().is_loopback();
+    answer_all(&server, listen.ip().is_loopback(), page);
+    Ok(())
+}
+
+/// A server whose connections end when their clients hang.
+fn listen_on(
+    listen: SocketAddr,
+    reads_within: Duration,
+) -> Result<Server, Box<dyn std::error::Error + Send + Sync>> {
+    let listener = TcpListener::bind(listen)?;
+    // Linux gives a connection the limits of the socket that accepts it.
+    set_socket_timeout(&listener, Timeout::Send, Some(reads_within))?;
+    set_socket_timeout(&listener, Timeout::Recv, Some(ASKS_WITHIN))?;
+    Server::from_listener(listener, None)
+}
+
+fn answer_all(server: &Server, only_local: bool, page: impl Fn(&Request) -> Page + Sync) {
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
@@ -72,7 +96,6 @@ pub fn serve(
             });
         }
     });
-    Ok(())
 }
 
 fn foreign(host: &str) -> Page {
@@ -123,6 +146,30 @@ fn response(page: Page) -> Response<std::io::Cursor<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    fn ask(address: SocketAddr) -> TcpStream {
+        let mut client = TcpStream::connect(address).unwrap();
+        let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        client.write_all(request).unwrap();
+        client
+    }
+
+    #[test]
+    fn clients_that_do_not_read_keep_no_thread() {
+        const LARGE: usize = 32 << 20;
+        let soon = Duration::from_millis(50);
+        let server = listen_on(([127, 0, 0, 1], 0).into(), soon).unwrap();
+        let address = server.server_addr().to_ip().unwrap();
+        std::thread::spawn(move || {
+            answer_all(&server, true, |_| Page::ok("text/plain", "x".repeat(LARGE)));
+        });
+        let _hung: Vec<_> = (0..THREADS).map(|_| ask(address)).collect();
+        let mut answer = Vec::new();
+        ask(address).read_to_end(&mut answer).unwrap();
+        assert!(answer.len() > LARGE);
+    }
 
     #[test]
     fn foreign_names_of_the_loopback_address_are_told_apart() {
