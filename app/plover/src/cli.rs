@@ -263,16 +263,10 @@ pub enum Command {
     },
     /// Boot a new guest after all replicas of a group have lost the old guest's state.
     ///
-    /// Run it on each replica's host. The group's first leader boots the guest. It refuses if its copy of
-    /// the guest's disks is not the newest.
-    #[command(
-        after_help = "Example:\n  plover bootstrap --run-dir /run/plover/shop-db --other b.json --other c.json"
-    )]
+    /// Run it on the host of the group's first leader (`group.first_leader`), while the replicas of all hosts run. It
+    /// boots the guest there, and refuses if another replica has a newer copy of the guest's disks.
+    #[command(after_help = "Example:\n  plover bootstrap --run-dir /run/plover/shop-db")]
     Bootstrap {
-        /// The output of `plover status --here --json` on another host; once for each other host. With it the
-        /// guest boots from the newest of all copies, not only from the newest that this replica knows.
-        #[arg(long = "other", value_name = "FILE")]
-        others: Vec<PathBuf>,
         #[command(flatten)]
         at: At,
     },

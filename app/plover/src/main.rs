@@ -140,7 +140,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             lines,
             at,
         } => operate::logs(&at.control()?, replica, follow, lines),
-        cli::Command::Bootstrap { others, at } => replica::bootstrap(&at.run_dir()?, &others),
+        cli::Command::Bootstrap { at } => replica::bootstrap(&at.run_dir()?),
         cli::Command::Run(options) => run::run(*options),
         cli::Command::Log { command } => log::run(command),
         cli::Command::Bench { command } => match command {

@@ -1,15 +1,15 @@
 //! `plover replica` and `plover bootstrap`.
 
 use crate::logging::{self, LogForm};
+use crate::output;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
-use plover_node::newest::DiskCopy;
 use plover_node::{ConfigFile, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs one replica until it is told to end.
@@ -41,37 +41,34 @@ pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells the replica that the operator allows booting a new guest. `others` hold what `plover status
-/// --here --json` printed for the other replicas.
-pub fn bootstrap(run_dir: &Path, others: &[PathBuf]) -> Result<ExitCode> {
+/// Tells the replica that the operator allows booting a new guest: from its disks, if no other replica has a newer copy.
+pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
     let control = Control::in_run_dir(run_dir);
-    let status = control.status()?;
-    let others = others
-        .iter()
-        .map(|file| read_status(file))
-        .collect::<Result<Vec<_>>>()?;
-    for status in others.iter().chain([&status]) {
+    let (asked, replicas) = control.group()?;
+    let mut others = Vec::new();
+    for said in replicas {
+        if let Some(why) = said["silent"].as_str() {
+            bail!(
+                "replica {} does not say what it holds ({why}), and it may be the guest or the newest copy of its disks: \
+                 start it, and try again in a moment",
+                said["id"]
+            );
+        }
+        let status: DaemonStatus =
+            serde_json::from_value(said).context("a replica's status is not understood")?;
         ensure!(
             !status.holds_state(),
             "replica {} holds the guest's state: nothing is lost",
             status.id
         );
+        if u64::from(status.id) != asked {
+            others.extend(status.disk_copy());
+        }
     }
-    let copies: Vec<DiskCopy> = others.iter().filter_map(DaemonStatus::disk_copy).collect();
-    let answer = control.request(&json!({"op": "bootstrap", "others": copies}))?;
+    let answer = control.request(&json!({"op": "bootstrap", "others": others}))?;
     if let Some(why) = answer["in_vain"].as_str() {
         bail!("no new guest is booted: {why}");
     }
+    output::line("the guest boots; `plover status` says when it is protected")?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn read_status(file: &Path) -> Result<DaemonStatus> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read the status {}", file.display()))?;
-    serde_json::from_str(&text).with_context(|| {
-        format!(
-            "{} is no status: write it with `plover status --here --json`",
-            file.display()
-        )
-    })
 }
