@@ -1,12 +1,14 @@
 //! `plover init`: writes the configurations of a new group.
 
 pub mod group;
+mod seed;
 
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use group::{Group, GroupOptions, bytes_of};
 use plover_types::Mac;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -23,6 +25,17 @@ pub struct InitOptions {
     /// The disk's size, if FILE is not on this host.
     #[arg(long, value_name = "MIB")]
     disk_mib: Option<u64>,
+    /// The image that the disk is made of by one of the printed steps, such as a distribution's cloud image: in any format that
+    /// qemu-img reads.
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+    /// What a cloud image is to do at its first boot: cloud-init's user data, such as a file that begins with
+    /// `#cloud-config`. The guest gets it on a small disk of its own, which it cannot write.
+    #[arg(long, value_name = "FILE")]
+    cloud_init: Option<PathBuf>,
+    /// The guest's network configuration for cloud-init, version 2. Without it the guest asks DHCP.
+    #[arg(long, value_name = "FILE", requires = "cloud_init")]
+    network_config: Option<PathBuf>,
     /// The guest's memory.
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     mem_mib: u32,
@@ -39,16 +52,79 @@ pub struct InitOptions {
 
 /// Writes the files of each host, and says what to do with them.
 pub fn run(options: &InitOptions) -> Result<ExitCode> {
-    let (group, disk) = group_of(options)?;
-    let files = group.write()?;
-    let (disk, host) = (disk.display(), group.hosts[0]);
-    let place = format!(
-        "on {host} alone, put the guest's image at {disk}; the others get its content:\n     \
-         install -o plover IMAGE {disk}\n"
-    );
+    let (mut group, disk) = group_of(options)?;
+    let seed = match &options.cloud_init {
+        Some(user_data) => Some(Seed::of(&mut group, options, user_data)?),
+        None => None,
+    };
+    if let Some(seed) = &seed {
+        seed::write_new(&seed.file, &seed.content)?;
+    }
+    let files = group.write().inspect_err(|_| {
+        if let Some(seed) = &seed {
+            let _ = std::fs::remove_file(&seed.file);
+        }
+    })?;
+    let mut place = image_step(options, &group, &disk);
+    if let Some(seed) = &seed {
+        let (file, path) = (seed.file.display(), seed.path.display());
+        place += "   and on every host the disk for cloud-init, with the secrets that are in the user data:\n";
+        for host in &group.hosts {
+            let _ = writeln!(
+                place,
+                "     scp {file} root@{host}:{path} && ssh root@{host} chown plover {path}"
+            );
+        }
+    }
     let bridge = options.group.bridge.as_deref().unwrap_or("br0");
-    output::print(group.next_steps(&files, &[], &group.connect(bridge), &place))?;
+    let others: Vec<PathBuf> = seed.into_iter().map(|seed| seed.file).collect();
+    output::print(group.next_steps(&files, &others, &group.connect(bridge), &place))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The step that puts the guest's disk in place.
+fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
+    let (host, at) = (group.hosts[0], disk.display());
+    let make = match (&options.image, options.disk_mib) {
+        (Some(image), Some(mib)) => format!(
+            "qemu-img convert -O raw {} {at} && truncate -s {mib}M {at} && chown plover {at}",
+            image.display()
+        ),
+        _ => format!("install -o plover IMAGE {at}"),
+    };
+    format!(
+        "on {host} alone, put the guest's image at {at}; the others get its content:\n     {make}\n"
+    )
+}
+
+/// cloud-init's disk.
+struct Seed {
+    content: Vec<u8>,
+    /// Where it is written to here.
+    file: PathBuf,
+    /// Where it is on each host.
+    path: PathBuf,
+}
+
+impl Seed {
+    /// Makes it, and gives it to the guest.
+    fn of(group: &mut Group<'_>, options: &InitOptions, user_data: &Path) -> Result<Self> {
+        let instance = format!("{}-{}", group.name, random_mac()?);
+        let network = options.network_config.as_deref();
+        let content = seed::make(user_data, network, &instance, &group.name)?;
+        let path = format!("/var/lib/plover/{}-cloud-init.raw", group.name);
+        let mib = i64::try_from(content.len() >> 20).context("user data is small")?;
+        group.disks.push(vec![
+            ("path".into(), path.as_str().into()),
+            ("size_mib".into(), mib.into()),
+            ("readonly".into(), true.into()),
+        ]);
+        Ok(Self {
+            content,
+            file: group.file("cloud-init.raw"),
+            path: path.into(),
+        })
+    }
 }
 
 /// The group, and the guest's disk.
@@ -66,6 +142,10 @@ fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
         disk.is_absolute(),
         "the disk {} needs a path from / on, which is the same on all hosts",
         disk.display()
+    );
+    ensure!(
+        options.image.is_none() || options.disk_mib.is_some(),
+        "the disk's size is missing: give --disk-mib, at least as much as `qemu-img info` says of the image"
     );
     let disk_mib = match (options.disk_mib, size_mib(&disk)?) {
         (Some(said), Some(found)) if said != found => bail!(

@@ -134,8 +134,14 @@ fn read(options: &ImportOptions) -> Result<(String, String)> {
             Ok((text, format!("the domain {domain}")))
         }
         (None, Some(file)) => {
-            let text = std::fs::read_to_string(file)
+            let bytes = std::fs::read(file)
                 .with_context(|| format!("cannot read the domain {}", file.display()))?;
+            let text = String::from_utf8(bytes).ok().with_context(|| {
+                format!(
+                    "{} is no domain's XML: of a disk image, `plover init --image` makes a group",
+                    file.display()
+                )
+            })?;
             Ok((text, file.display().to_string()))
         }
         (None, None) => bail!("no domain is named: give FILE, or --domain DOMAIN"),
