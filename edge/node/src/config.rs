@@ -233,6 +233,10 @@ pub struct GuestConfig {
     /// gets segments of up to 64 KiB, at a fraction of the cost. All replicas must have the same.
     #[serde(default = "default_offloads")]
     pub offloads: bool,
+    /// Whether the machine has a virtio-rng device. Its random bytes are each host's own, so what the two guests make of them
+    /// differs until the next sync, as it does with a processor's RDRAND.
+    #[serde(default)]
+    pub rng: bool,
     /// The machine's UUID, which the guest reads in its SMBIOS (default: zeros).
     #[serde(default)]
     pub uuid: Option<String>,

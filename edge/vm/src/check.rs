@@ -96,8 +96,8 @@ impl QemuConfig {
             }
             _ => {}
         }
-        if microvm && self.disks.len() > MICROVM_DISKS_MAX {
-            return bad("machine = \"microvm\" has room for 6 disks");
+        if microvm && self.disks.len() + usize::from(self.rng) > MICROVM_DISKS_MAX {
+            return bad("machine = \"microvm\" has room for 6 disks, or 5 with rng = true");
         }
         if self.disks.len() > DISKS_MAX {
             return bad("a guest has 16 disks at most");

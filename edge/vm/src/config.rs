@@ -194,6 +194,8 @@ pub struct QemuConfig {
     pub mac: Mac,
     /// Whether the guest may leave checksums and the cutting of TCP segments to its host.
     pub offloads: bool,
+    /// Whether the machine has a source of random bytes, which each host has its own of.
+    pub rng: bool,
     /// A name for people, in QEMU's process title and in messages.
     pub name: String,
     /// Gives all orders through QEMU's monitor, as with a build of QEMU that exports nothing else
@@ -219,6 +221,7 @@ impl QemuConfig {
             firmware: Firmware::default(),
             mac,
             offloads: true,
+            rng: false,
             name: "plover".into(),
             monitor_only: false,
             ends: Ends::default(),

@@ -167,7 +167,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let code = run(&options(&words)).unwrap();
     assert_eq!(code, ExitCode::from(2));
     assert!(!Path::new(to).exists());
-    let accepted = ["--without", "rng", "--without", "guest-agent"];
+    let accepted = ["--without", "guest-agent"];
     let code = run(&options(&[&words[..], &accepted].concat())).unwrap();
     assert_eq!(code, ExitCode::SUCCESS);
     for me in 0..3 {
@@ -178,6 +178,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
             Some("2d3ad8f3-0ee5-4c6f-a3ec-9e1f7a8a9c0e")
         );
         assert_eq!(config.guest.mac.to_string(), "52:54:00:6b:3c:58");
+        assert!(config.guest.rng);
         assert_eq!(
             config.disk[0].path,
             Path::new("/var/lib/plover/shop-db-vda.raw")
@@ -187,7 +188,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let original = std::fs::read(Path::new(to).join("shop-db.domain.xml")).unwrap();
     assert_eq!(original, std::fs::read(&file).unwrap());
     let account = std::fs::read_to_string(Path::new(to).join("shop-db.account.txt")).unwrap();
-    assert!(account.contains("[rng: accepted]"), "{account}");
+    assert!(account.contains("[guest-agent: accepted]"), "{account}");
     // Nothing is overwritten, and what is in the way is all that is left.
     let error = run(&options(&[&words[..], &accepted].concat())).unwrap_err();
     assert!(
@@ -237,7 +238,7 @@ fn mistakes_are_named() {
     let space = "<domain type='kvm'><name>a b</name></domain>";
     assert!(refused("c", space, &[]).contains("--name"));
     let debian = std::fs::read_to_string(xml_of("debian")).unwrap();
-    let lost = ["--without", "rng", "--without", "guest-agent"];
+    let lost = ["--without", "guest-agent"];
     let to = dir.path().join("to");
     let sizeless = [&lost[..], &["--to", to.to_str().unwrap()]].concat();
     let error = refused("d", &debian, &sizeless);

@@ -120,6 +120,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "guest.cmdline",
             "guest.mac",
             "guest.offloads",
+            "guest.rng",
             "guest.uuid",
             "guest.clock",
             "guest.system.manufacturer",

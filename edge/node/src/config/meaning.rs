@@ -62,6 +62,7 @@ impl ReplicaConfig {
         config.vcpus = guest.vcpus;
         config.mem_mib = guest.mem_mib;
         config.offloads = guest.offloads;
+        config.rng = guest.rng;
         config.name = format!("{}-{}", self.group.name, self.group.me);
         let usual = Ends::default();
         config.ends = Ends {

@@ -149,6 +149,16 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         },
     );
     disks(&mut line, config, &fds.disks);
+    if config.rng {
+        // What it gives differs between the hosts until the next sync, as what RDRAND gives does. Its state has none of
+        // the bytes, and it gives none while the guest stands. The last device: others keep their places.
+        let kind = match config.machine {
+            Machine::Microvm => "device",
+            _ => "pci",
+        };
+        line.option("-object", "rng-builtin,id=rng");
+        line.option("-device", format!("virtio-rng-{kind},rng=rng"));
+    }
     boot(&mut line, &config.boot);
     // Not to run before the first `cont`.
     line.flag("-S");
@@ -269,6 +279,7 @@ mod tests {
         QemuConfig {
             machine,
             name: "a,b".into(),
+            rng: true,
             ..QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap())
         }
     }
@@ -305,7 +316,8 @@ mod tests {
         );
         let q35 = line(&config(Machine::Q35, Boot::Firmware));
         assert!(q35.contains("virtio-net-pci"));
-        for each in [microvm, q35] {
+        for (each, kind) in [(microvm, "device"), (q35, "pci")] {
+            assert!(each.contains(&format!("virtio-rng-{kind},rng=rng")));
             assert!(each.contains("guest_announce=off"));
             assert!(each.contains("memory-backend=ram,suppress-vmdesc=on"));
             assert!(each.contains("migration.send-configuration=off"));

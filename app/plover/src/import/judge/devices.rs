@@ -48,11 +48,7 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
             "the TPM's state is in a file of the old host, which no sync copies: unseal first what the guest has sealed in it \
              (BitLocker, LUKS)",
         ),
-        "rng" => refused(
-            "rng",
-            "random bytes of the host are an input that both guests would have to get alike, and Plover does not log it yet; a \
-             processor with RDRAND does instead",
-        ),
+        "rng" => rng(at, device),
         "watchdog" => refused(
             "watchdog",
             "Plover has no watchdog device: it notices hosts that die, not guests that hang (`plover reset`)",
@@ -154,6 +150,26 @@ fn serial(at: &At<'_, '_>, device: Node<'_, '_>) -> Option<Said> {
             kept("ttyS0; `plover console` shows it")
         },
     )
+}
+
+fn rng(at: &At<'_, '_>, device: Node<'_, '_>) -> Said {
+    let mut before = device.prev_siblings().skip(1);
+    if before.any(|it| it.has_tag_name("rng")) {
+        return not_missed("rng", "one source of random bytes is enough");
+    }
+    if at.is_in("devices/rng/address") {
+        return changed("QEMU gives the device its place on the bus");
+    }
+    if at.is_in("devices/rng/rate") {
+        return changed("the guest takes as many random bytes as it wants");
+    }
+    match at.path {
+        "devices/rng@model" => kept("virtio-rng").sets("rng", true),
+        "devices/rng/backend@model" if at.value == "egd" => {
+            changed("the bytes come from the kernel of whichever host the guest runs on")
+        }
+        _ => kept("from the kernel of whichever host the guest runs on"),
+    }
 }
 
 fn channel(device: Node<'_, '_>) -> Said {
