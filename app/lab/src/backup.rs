@@ -16,9 +16,9 @@ use plover_disk::export::export;
 use plover_disk::import::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -406,6 +406,8 @@ impl Backup {
             progress.check()?;
             let folder = path.parent().unwrap_or(Path::new("."));
             let owner = std::fs::metadata(folder)?;
+            std::fs::set_permissions(path, Permissions::from_mode(0o600))
+                .with_context(|| format!("cannot change the mode of {}", path.display()))?;
             std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid())).with_context(
                 || format!("cannot give {} to the owner of its folder", path.display()),
             )

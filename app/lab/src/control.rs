@@ -24,7 +24,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nothing listens on the socket: the daemon does not run, or runs elsewhere.
-    #[error("no replica answers on {path}: {source}")]
+    #[error("no replica answers on {path}: {source}{}", what_to_do(source))]
     Absent {
         /// The socket.
         path: PathBuf,
@@ -32,7 +32,10 @@ pub enum ControlError {
         source: std::io::Error,
     },
     /// Something listens but says nothing: the daemon is stopped, or has just been killed.
-    #[error("the replica on {path} does not answer")]
+    #[error(
+        "the replica on {path} does not answer: its process stands still or is stopped, or its host is overloaded; an order \
+         that it was given may still be carried out"
+    )]
     Silent {
         /// The socket.
         path: PathBuf,
@@ -48,6 +51,17 @@ pub enum ControlError {
     /// The daemon refused, and said why.
     #[error("the replica refused: {0}")]
     Refused(String),
+}
+
+/// What an operator does when no daemon is reached.
+fn what_to_do(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "; run this as root, or as the user of the replica",
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            "; start the replica, or name its paths.run_dir with --run-dir"
+        }
+        _ => "",
+    }
 }
 
 /// One daemon's control socket.

@@ -2,6 +2,7 @@
 
 mod sentences;
 mod table;
+mod words;
 
 use crate::control::{Control, ControlError, DaemonStatus, SyncStatus, says};
 use crate::process::Life;

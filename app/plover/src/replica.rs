@@ -3,8 +3,9 @@
 use crate::logging::{self, LogForm};
 use crate::output;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use plover_lab::control::{Control, DaemonStatus};
+use plover_lab::control::{Control, ControlError, DaemonStatus};
 use plover_lab::prerequisites;
+use plover_lab::status::GroupStatus;
 use plover_node::{ConfigFile, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -65,10 +66,30 @@ pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
             others.extend(status.disk_copy());
         }
     }
-    let answer = control.request(&json!({"op": "bootstrap", "others": others}))?;
+    let answer = match control.request(&json!({"op": "bootstrap", "others": others})) {
+        Err(ControlError::Refused(why)) => bail!("{why}{}", where_to_boot(&control, asked)),
+        answer => answer?,
+    };
     if let Some(why) = answer["in_vain"].as_str() {
-        bail!("no new guest is booted: {why}");
+        bail!(
+            "no new guest is booted: {why}{}",
+            where_to_boot(&control, asked)
+        );
     }
     output::line("the guest boots; `plover status` says when it is protected")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Names the replica that has the newest disks, if it is another one than the one that was asked.
+fn where_to_boot(control: &Control, asked: u64) -> String {
+    let newest = GroupStatus::ask(control)
+        .ok()
+        .and_then(|it| it.newest_disks());
+    match newest.filter(|newest| u64::from(*newest) != asked) {
+        Some(newest) => format!(
+            ". Replica {newest} has the newest whole copy of the disks: set group.first_leader = {newest} in the files of all \
+             hosts, start their services again, and run this on its host"
+        ),
+        None => String::new(),
+    }
 }

@@ -62,7 +62,8 @@ impl GroupConfig {
 
     /// In which way the file is out of date, for the operator.
     pub(crate) fn stale(&self, record: &GroupRecord) -> Option<String> {
-        if !record.is_of_the_log() {
+        // While a change is under way, the members of now are not those of soon.
+        if !record.is_of_the_log() || record.change.is_some() {
             return None;
         }
         let mut told = record.addresses.clone();

@@ -48,6 +48,7 @@ impl GroupStatus {
         if !self.protected && self.policy != "none" {
             told.push(format!("Not protected: {}.", self.why_unprotected()));
         }
+        told.extend(self.why_cut_off());
         if self.leader_says("guest_off") {
             let start = self.words("plover lab start", "plover start");
             told.push(format!("The guest is off until `{start}`."));
@@ -72,11 +73,18 @@ impl GroupStatus {
             if let Some(lost) = replica.lines_lost() {
                 told.push(format!("Replica {}: {lost}.", replica.id));
             }
-            if let Some(waits) = replica.text("waits_for") {
+            if replica.more.get("reaches_clients") == Some(&false.into()) {
+                told.push(format!(
+                    "Replica {} does not reach the clients, and does not lead: its TAP or its uplink is down.",
+                    replica.id
+                ));
+            }
+            if let Some(waits) = replica.text("waits_for").filter(|_| !self.all_answer()) {
                 told.push(format!("Replica {} {waits}.", replica.id));
             }
             if replica.says("waits_to_be_added") {
-                let waits = "waits to be added: see `plover member --help`.";
+                let waits = "belongs to no group yet. A new group begins when all of its replicas have been started; a \
+                             new host of a group waits to be added: see `plover member --help`.";
                 told.push(format!("Replica {} {waits}", replica.id));
             }
             if replica.is_drained() {
@@ -101,6 +109,31 @@ impl GroupStatus {
     /// The words for a command: those of a lab, or those of a host.
     fn words<'a>(&self, in_lab: &'a str, on_hosts: &'a str) -> &'a str {
         if self.in_lab { in_lab } else { on_hosts }
+    }
+
+    /// Whether all members of the group are in it, and not only the one that was asked.
+    fn is_whole(&self) -> bool {
+        let mut members = self.replicas.iter().flat_map(|it| it.ids("members"));
+        members.all(|id| self.replica(id).is_some())
+    }
+
+    fn all_answer(&self) -> bool {
+        self.is_whole() && self.replicas.iter().all(ReplicaStatus::answers)
+    }
+
+    /// The leader answers, and too few others do.
+    fn why_cut_off(&self) -> Option<String> {
+        let leader = self.leader().filter(|_| self.is_whole())?;
+        let members = leader.ids("members");
+        let answers = |id: &&u8| self.replica(**id).is_some_and(ReplicaStatus::answers);
+        let count = members.iter().filter(answers).count();
+        (members.len() > 2 && count * 2 <= members.len()).then(|| {
+            format!(
+                "Replica {} reaches no majority of its group: what the guest sends is held back, and where a majority is, \
+                 another replica may lead.",
+                leader.id
+            )
+        })
     }
 
     /// Why the guest is not protected, as its leader says.
@@ -194,8 +227,11 @@ impl GroupStatus {
     /// Advice for the operator when no replica holds the guest; `None` while one does.
     fn after_a_loss(&self) -> Option<String> {
         let down = || self.replicas.iter().filter(|replica| !replica.answers());
-        if self.replicas.iter().any(ReplicaStatus::holds_state)
+        // A replica that leads boots the guest, if it does not hold it yet.
+        let goes_on = |it: &ReplicaStatus| it.holds_state() || it.role == "leader";
+        if self.replicas.iter().any(goes_on)
             || down().count() == self.replicas.len()
+            || !self.is_whole()
         {
             return None;
         }
@@ -209,8 +245,11 @@ impl GroupStatus {
             )
         } else if let Some(holder) = self.newest_disks() {
             format!(
-                "{lost} Replica {holder} has the newest copy of its disks: `{}` boots the guest from it.",
-                self.words("plover lab bootstrap", "plover bootstrap")
+                "{lost} Replica {holder} has the newest copy of its disks: {} boots the guest from it.",
+                self.words(
+                    "`plover lab bootstrap`",
+                    "`plover bootstrap` on its host, which group.first_leader must name,"
+                )
             )
         } else if self.had_disks() {
             format!(
@@ -224,90 +263,6 @@ impl GroupStatus {
             )
         })
     }
-}
-
-impl ReplicaStatus {
-    pub(crate) fn says(&self, key: &str) -> bool {
-        self.more.get(key).and_then(serde_json::Value::as_bool) == Some(true)
-    }
-
-    /// The change of the members that it has under way.
-    pub(crate) fn change(&self) -> Option<&serde_json::Value> {
-        self.more.get("change").filter(|change| !change.is_null())
-    }
-
-    /// A list of replicas that it names.
-    pub(crate) fn ids(&self, key: &str) -> Vec<u8> {
-        let list = self.more.get(key).cloned().unwrap_or_default();
-        serde_json::from_value(list).unwrap_or_default()
-    }
-
-    fn text(&self, key: &str) -> Option<&str> {
-        self.more.get(key)?.as_str()
-    }
-
-    /// Lines of its log and trace that could not be written.
-    fn lines_lost(&self) -> Option<String> {
-        let lost = self.more.get("lines_lost")?.as_object()?.iter();
-        let lost = lost.filter(|(_, lines)| lines.as_u64() > Some(0));
-        let words = lost.map(|(of, lines)| format!("{lines} lines of its {of} were lost"));
-        let words: Vec<_> = words.collect();
-        let why = "what they go to has stood still, or is full";
-        (!words.is_empty()).then(|| format!("{}: {why}", words.join(", ")))
-    }
-
-    /// Whether the secondary's guest rests, and why, where the policy lets it.
-    fn rest_in_words(&self) -> Option<String> {
-        let rest = self.more.get("secondary_rests")?;
-        let per_s = |key: &str| match rest.get(key)?.as_u64() {
-            Some(frames) => Some(format!("{frames} frames/s")),
-            None => Some("not measured".into()),
-        };
-        let usually = match rest.get("usually")?.as_bool()? {
-            true => "rests",
-            false => "runs",
-        };
-        let trying = match rest.get("trying")?.as_bool()? {
-            true => "; the other is tried at present",
-            false => "",
-        };
-        Some(format!(
-            "The secondary's guest usually {usually}: released where it runs {}, {}% of them before the sync, \
-             where it rests {}{trying}.",
-            per_s("running_per_s")?,
-            rest.get("early_percent")?,
-            per_s("resting_per_s")?
-        ))
-    }
-
-    /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
-    fn copy_in_words(&self) -> Option<String> {
-        let copy = self.more.get("copy")?;
-        let bytes = |key: &str| copy.get(key)?.as_u64();
-        let (to, of) = (bytes("to")?, bytes("bytes")?);
-        let behind = bytes("bytes_behind")?.min(of);
-        let percent = (of - behind) * 100 / of.max(1);
-        let kind = match self.role.as_str() {
-            "leader" => "the copy that joins",
-            _ => "the warm copy",
-        };
-        let closed = match copy.get("open").and_then(serde_json::Value::as_bool) {
-            Some(true) => "",
-            _ => ", which takes nothing at present",
-        };
-        Some(format!(
-            "replica {to} has {percent}% of replica {}'s {} MiB: {kind} lacks {}{closed}",
-            self.id,
-            of >> 20,
-            mebibytes(behind)
-        ))
-    }
-}
-
-/// An amount of memory for people.
-fn mebibytes(bytes: u64) -> String {
-    let tenths = bytes / (1 << 20) * 10 + (bytes % (1 << 20)) * 10 / (1 << 20);
-    format!("{}.{} MiB", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]
@@ -341,6 +296,39 @@ mod tests {
         assert!(told.contains("older than what clients have seen"), "{told}");
         let bare = lab(vec![said(0, "witness", "1@r0", false)]).to_string();
         assert!(bare.contains("boots a new guest"), "{bare}");
+    }
+
+    #[test]
+    fn what_one_replica_sees_is_not_taken_for_the_group() {
+        let of_three = |id, role: &str| {
+            let mut it = said(id, role, "1@r0", false);
+            it.more
+                .insert("members".into(), serde_json::json!([0, 1, 2]));
+            it
+        };
+        let alone = lab(vec![of_three(0, "recovering")]).to_string();
+        assert!(!alone.contains("No replica holds"), "{alone}");
+        let mute = |id| ReplicaStatus::mute(id, "silent", None);
+        let cut_off = lab(vec![of_three(0, "leader"), mute(1), mute(2)]).to_string();
+        assert!(
+            cut_off.contains("Replica 0 reaches no majority"),
+            "{cut_off}"
+        );
+        let mut waits = of_three(1, "recovering");
+        waits
+            .more
+            .insert("waits_for".into(), "waits for replica 2".into());
+        let all = vec![of_three(0, "leader"), waits, of_three(2, "witness")];
+        let linked = lab(all.clone()).to_string();
+        assert!(
+            !linked.contains("majority") && !linked.contains("waits for"),
+            "{linked}"
+        );
+        let one_down = lab(vec![all[0].clone(), all[1].clone(), mute(2)]).to_string();
+        assert!(
+            one_down.contains("Replica 1 waits for replica 2."),
+            "{one_down}"
+        );
     }
 
     #[test]

@@ -44,6 +44,9 @@ pub struct GroupOptions {
 /// The ending of the file with the libvirt domain that a group was imported from.
 pub const ORIGINAL: &str = "domain.xml";
 
+/// The most characters of a network device's name.
+const DEVICE_NAME_MAX: usize = 15;
+
 /// Keys of one table of a configuration, in the order in which they are written. A key may be dotted.
 pub type Keys = Vec<(String, toml::Value)>;
 
@@ -99,6 +102,21 @@ impl GroupOptions {
             matches!(hosts.len(), 2 | 3),
             "{} host(s) named with --hosts: a group has three, or two without a witness",
             hosts.len()
+        );
+        if let Some(twice) = hosts
+            .iter()
+            .enumerate()
+            .find(|(at, it)| hosts[..*at].contains(it))
+        {
+            bail!(
+                "the host {} is named twice with --hosts: each replica needs a host of its own",
+                twice.1
+            );
+        }
+        ensure!(
+            self.tap.len() <= DEVICE_NAME_MAX,
+            "the TAP's name \"{}\" is too long: Linux takes {DEVICE_NAME_MAX} characters",
+            self.tap
         );
         Ok(hosts)
     }

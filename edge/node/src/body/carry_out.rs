@@ -376,7 +376,8 @@ impl Body {
             Note::Warm {
                 peer: ReplicaId(peer),
             } => {
-                tracing::info!(event = "copy_warm", peer, "replica {peer} has a warm copy")
+                tracing::info!(event = "copy_warm", peer, "replica {peer} has a warm copy");
+                self.copy_refused = None;
             }
             Note::WarmRefused {
                 peer: ReplicaId(peer),
@@ -387,6 +388,7 @@ impl Body {
                     peer,
                     "replica {peer} takes no warm copy: {why}"
                 );
+                self.copy_refused = Some((*peer, why.clone()));
             }
             Note::SyncFailed { sync, why } => {
                 tracing::warn!(event = "sync_failed", "syncvm {sync} was given up: {why}")

@@ -228,7 +228,8 @@ impl Body {
         let ids: Vec<String> = status.in_sync.iter().map(|id| id.0.to_string()).collect();
         let role = match status.role {
             Role::Recovering if self.waits_to_be_added() => {
-                "waits to be added to the group: see `plover member --help`".into()
+                "belongs to no group yet: waits for the other replicas of a new one, or to be added"
+                    .into()
             }
             Role::Recovering => "recovers the log from the other replicas".into(),
             Role::Witness => match status.keeps_copy_of {
@@ -319,6 +320,9 @@ impl Body {
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();
         answer["reaches_clients"] = self.uplink.is_up().into();
+        if let Some((peer, why)) = &self.copy_refused {
+            answer["copy_refused"] = json!({"peer": peer, "why": why});
+        }
         answer["disks"] = self.disk_sizes();
         answer["waiting_keys"] = self.waiting_keys.clone().into();
         answer["inputs"] = self.inputs.into();

@@ -166,6 +166,8 @@ struct Body {
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
+    /// The replica that refused a warm copy last, and why, until one has taken it.
+    copy_refused: Option<(u8, String)>,
     /// Why the last copy to another replica failed; `None` once one has succeeded.
     unprotected: Option<String>,
     stopping: bool,

@@ -152,6 +152,7 @@ impl Body {
             dropped_inputs: 0,
             dropped_outputs: 0,
             last_failure,
+            copy_refused: None,
             unprotected: None,
             stopping: false,
             leaving: None,

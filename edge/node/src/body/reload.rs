@@ -10,10 +10,18 @@ impl Body {
     /// Takes what can change while this replica runs, and says of each key that differs when it takes effect. If `dry_run`, it
     /// only says so.
     pub(super) fn reload(&mut self, now: ConfigFile, dry_run: bool) -> Result<Value, BoxError> {
-        let reload = match Reload::plan(&self.file, &now) {
+        let mut reload = match Reload::plan(&self.file, &now) {
             Ok(reload) => reload,
             Err(error) => return Ok(json!({"error": error.to_string()})),
         };
+        // The file was brought up to date with the log, which counts already.
+        let record = self.replica.group_record();
+        let is_up_to_date = record.is_of_the_log() && now.config.group.stale(record).is_none();
+        if is_up_to_date {
+            let is_member = |key: &str| key.starts_with("group.replica");
+            reload.changes.retain(|change| !is_member(&change.key));
+            reload.next.config.group.replica = now.config.group.replica.clone();
+        }
         // A leader whose uplink is down hands over, and one that does not exist is never up.
         let uplink = reload.next.config.net.uplink.as_deref();
         let exists = |name: &str| Path::new("/sys/class/net").join(name).exists();

@@ -105,6 +105,14 @@ impl GroupConfig {
                 "[[group.replica]] ids {ids:?} must be distinct and 0 to 15"
             ));
         }
+        let addresses: Vec<_> = self.replica.iter().map(|r| r.address).collect();
+        let is_second = |at: &usize| addresses[..*at].contains(&addresses[*at]);
+        if let Some(at) = (0..addresses.len()).find(is_second) {
+            return mismatch(format!(
+                "[[group.replica]] has the address {} twice: each replica listens at one of its own",
+                addresses[at]
+            ));
+        }
         if !members.contains(ReplicaId(self.me)) {
             return mismatch(format!("group.me = {} has no [[group.replica]]", self.me));
         }
