@@ -53,15 +53,14 @@ extern "C" fn life(start_info: u32) -> ! {
     );
     loop {
         net.device.acknowledge();
-        let busy = loop {
+        let delay = loop {
             let moved = net.poll(&clock);
             let served = server.serve(&mut net.sockets, &mut writer, &clock);
+            let next_page = writer.write_due(clock.now_us());
             if !moved && !served {
-                break net.delay_us(&clock);
+                break next_page.min(net.delay_us(&clock)).min(LONGEST_WAIT_US);
             }
         };
-        let written = writer.write_due(clock.now_us());
-        let delay = busy.min(written).min(LONGEST_WAIT_US);
         if delay > 0 {
             interrupts::wait_for(delay);
         }

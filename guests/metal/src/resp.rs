@@ -92,9 +92,6 @@ impl Words {
             if is_upload && bytes <= UPLOAD_BYTES_MAX {
                 return Ok(Parsed::Upload(from, bytes));
             }
-            if bytes > input.len().max(UPLOAD_BYTES_MAX) {
-                return Err(Parsed::Bad("a word is too long"));
-            }
             let to = from + bytes;
             match input.get(to..to + 2) {
                 Some(b"\r\n") => {}

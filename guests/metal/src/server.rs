@@ -44,6 +44,8 @@ enum Doing {
     Sending(u64),
     /// An upload with so many bytes left, of so many.
     Taking(usize, usize),
+    /// Nothing more: what came was no request.
+    Closing,
 }
 
 struct Connection {
@@ -157,18 +159,28 @@ impl Connection {
     ) -> bool {
         match self.doing {
             Doing::Reading => self.read(socket, shared, writer, clock),
+            Doing::Closing => {
+                let drop = |ins: &mut [u8]| (ins.len(), ());
+                let _ = socket.recv(drop);
+                false
+            }
+            Doing::Sending(0) => {
+                let is_room = room(socket) >= 2;
+                if is_room {
+                    let _ = socket.send_slice(b"\r\n");
+                    self.doing = Doing::Reading;
+                }
+                is_room
+            }
             Doing::Sending(left) => {
-                let sent = socket.send(|room| {
+                let fill = |room: &mut [u8]| {
                     let bytes = room.len().min(left as usize);
                     room[..bytes].fill(b'x');
                     (bytes, bytes)
-                });
-                let sent = sent.unwrap_or(0);
-                self.doing = match left - sent as u64 {
-                    0 if socket.send_slice(b"\r\n") == Ok(2) => Doing::Reading,
-                    left => Doing::Sending(left),
                 };
-                sent > 0 || matches!(self.doing, Doing::Reading)
+                let sent = socket.send(fill).unwrap_or(0);
+                self.doing = Doing::Sending(left - sent as u64);
+                sent > 0
             }
             Doing::Taking(left, all) => {
                 let held = self.filled.min(left);
@@ -243,7 +255,7 @@ impl Connection {
         shared.answer.count = 0;
         let _ = write!(shared.answer, "-ERR Protocol error: {why}\r\n");
         shared.answer.send(socket);
-        self.filled = 0;
+        (self.filled, self.doing) = (0, Doing::Closing);
         socket.close();
         false
     }
@@ -303,7 +315,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Executes a command. Returns the bytes that a download sends after the answer.
-    fn execute<'w>(&mut self, words: &mut dyn ExactSizeIterator<Item = &'w [u8]>) -> Option<u64> {
+    fn execute(&mut self, words: &mut dyn ExactSizeIterator<Item = &[u8]>) -> Option<u64> {
         let name = words.next()?;
         let mut given: [&[u8]; 3] = [&[]; 3];
         let count = words.len();
