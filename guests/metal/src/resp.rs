@@ -131,3 +131,69 @@ fn number(input: &[u8], at: usize, kind: u8) -> Result<(usize, usize), Parsed> {
     }
     Err(Parsed::Bad("a number was due"))
 }
+
+/// `proof/lab/tests/metal.rs` runs these: this crate has no test harness to link.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(input: &[u8]) -> (Parsed, Vec<&[u8]>) {
+        let mut words = Words::new();
+        let parsed = words.parse(input);
+        let words = words
+            .of(input)
+            .map(<[u8]>::as_ptr_range)
+            .collect::<Vec<_>>();
+        let at = |word: &Range<*const u8>| word.start as usize - input.as_ptr() as usize;
+        let bytes = |word: &Range<*const u8>| word.end as usize - word.start as usize;
+        let words = words
+            .iter()
+            .map(|word| &input[at(word)..at(word) + bytes(word)]);
+        (parsed, words.collect())
+    }
+
+    #[test]
+    fn a_request_is_incomplete_up_to_its_last_byte() {
+        for request in [
+            &b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2\r\n\r\n\r\n"[..],
+            b"SET  k v\r\n",
+        ] {
+            for end in 0..request.len() {
+                assert_eq!(parse(&request[..end]).0, Parsed::Incomplete, "{end}");
+            }
+            let more = [request, b"*1"].concat();
+            let (parsed, words) = parse(&more);
+            assert_eq!(parsed, Parsed::Request(request.len()));
+            assert_eq!(words[..2], [&b"SET"[..], b"k"]);
+        }
+        assert_eq!(parse(b"\r\n"), (Parsed::Request(2), vec![]));
+    }
+
+    #[test]
+    fn an_upload_is_known_by_its_length() {
+        let head = b"*2\r\n$6\r\nupload\r\n$1000000\r\n";
+        assert_eq!(parse(head).0, Parsed::Upload(head.len(), 1_000_000));
+        // More than it may have is a request that never ends.
+        assert_eq!(
+            parse(b"*2\r\n$6\r\nUPLOAD\r\n$9999999999\r\n").0,
+            Parsed::Incomplete
+        );
+    }
+
+    #[test]
+    fn noise_is_bad() {
+        let many = [&b"x ".repeat(WORDS_MAX + 1)[..], b"\n"].concat();
+        for noise in [
+            &b"*1\r\n$-1\r\n"[..],
+            b"*1\r\n+OK\r\n",
+            b"*\r\n",
+            b"*99999999999\r\n",
+            b"*258\r\n",
+            b"*1\r\n$1\r\nabc",
+            b"*1\rx",
+            &many,
+        ] {
+            assert!(matches!(parse(noise).0, Parsed::Bad(_)), "{noise:?}");
+        }
+    }
+}

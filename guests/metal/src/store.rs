@@ -102,3 +102,32 @@ impl Store {
         }
     }
 }
+
+/// `proof/lab/tests/metal.rs` runs these.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// Too large for a stack.
+    static STORE: Mutex<Store> = Mutex::new(Store::new());
+
+    #[test]
+    fn a_full_table_refuses_new_keys_and_keeps_the_old_ones() {
+        let mut store = STORE.lock().unwrap();
+        for bad in [&b""[..], &[b'k'; KEY_BYTES + 1]] {
+            assert_eq!(store.set(bad, b"v"), Err(Refused::Key));
+        }
+        assert_eq!(store.set(b"k", &[0; VALUE_BYTES + 1]), Err(Refused::Value));
+        let key = |n: usize| n.to_string().into_bytes();
+        for n in 0..USED_MAX {
+            store.set(&key(n), &key(n * 7)).unwrap();
+        }
+        assert_eq!(store.set(b"one more", b"v"), Err(Refused::Full));
+        assert_eq!(store.get(b"one more"), None);
+        store.set(&key(5), b"").unwrap();
+        assert_eq!(store.get(&key(5)), Some(&b""[..]));
+        assert!((6..USED_MAX).all(|n| store.get(&key(n)) == Some(&key(n * 7))));
+        assert_eq!(store.len(), USED_MAX);
+    }
+}

@@ -3,6 +3,14 @@
 //! The guest (`guests/metal`) has no kernel. It runs natively where KVM emulates a guest's ring 0 too, so that this tests
 //! the whole path under KVM: how the processor's writes are seen, and its state saved and loaded.
 
+// The guest's own decoder and table, with their tests.
+#[path = "../../../guests/metal/src/resp.rs"]
+#[allow(dead_code)]
+mod resp;
+#[path = "../../../guests/metal/src/store.rs"]
+#[allow(dead_code)]
+mod store;
+
 use anyhow::{Context, Result, ensure};
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
