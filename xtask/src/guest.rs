@@ -65,7 +65,8 @@ pub(crate) fn recipes() -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(run::root().join("guests"))? {
         let entry = entry?;
-        if entry.path().join("recipe").exists() {
+        let is_guest = |file: &str| entry.path().join(file).exists();
+        if is_guest("recipe") || is_guest("build") {
             names.push(entry.file_name().to_string_lossy().into_owned());
         }
     }

@@ -35,6 +35,8 @@ pub enum Guest {
     Debian,
     /// Writes to its disk, or to a file if it has none, as `plover-storm` tells it to.
     Storm,
+    /// A server without a kernel, which runs natively even where KVM emulates a guest's kernel.
+    Metal,
 }
 
 /// How to find out that a service works.
@@ -79,13 +81,14 @@ impl Guest {
             Self::Idle => "idle",
             Self::Debian => "debian",
             Self::Storm => "storm",
+            Self::Metal => "metal",
         }
     }
 
     /// How to find out that its service works.
     pub const fn probe(self) -> Probe {
         match self {
-            Self::Redis => probe(6379, b"PING\r\n", b"+PONG"),
+            Self::Redis | Self::Metal => probe(6379, b"PING\r\n", b"+PONG"),
             Self::Memcached => probe(11211, b"version\r\n", b"VERSION "),
             Self::Nginx | Self::Php | Self::Node => probe(80, GET, OK),
             Self::Postgres | Self::Debian => probe(5432, HELLO, b"R"),
@@ -164,7 +167,7 @@ mod tests {
         for guest in Guest::value_variants() {
             assert_eq!(guest.name().parse(), Ok(*guest));
             let folder = recipes.join(guest.name());
-            let recipe = ["recipe", "packages"].map(|name| folder.join(name).exists());
+            let recipe = ["recipe", "packages", "build"].map(|name| folder.join(name).exists());
             assert!(recipe.contains(&true), "{} is missing", folder.display());
         }
     }

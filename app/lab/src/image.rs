@@ -66,7 +66,9 @@ impl Image {
         for place in places {
             let dir = place.join(".cache/guests").join(guest.name());
             if dir.join("kernel").exists() {
-                let files = Self::of_files(dir.join("kernel"), Some(dir.join("initrd")))?;
+                // A guest without a kernel of Linux has no RAM disk.
+                let initrd = Some(dir.join("initrd")).filter(|initrd| initrd.exists());
+                let files = Self::of_files(dir.join("kernel"), initrd)?;
                 let disk = dir.join("disk.raw");
                 return Ok(Self {
                     disk: disk.exists().then_some(disk),

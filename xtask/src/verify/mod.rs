@@ -38,7 +38,18 @@ pub(crate) fn all() -> Result<ExitCode> {
 fn format() -> Result<()> {
     tool("fmt", "rustfmt")?;
     // The names of the files are enough: `x fix` makes the changes.
-    run::plain(&["fmt", "--all", "--check", "--", "-l"])
+    run::plain(&["fmt", "--all", "--check", "--", "-l"])?;
+    metal(&["fmt", "--check", "--", "-l"])
+}
+
+/// Runs cargo on the guest without a kernel, a workspace of its own. Its settings are in its folder.
+fn metal(arguments: &[&str]) -> Result<()> {
+    let mut cargo = run::cargo();
+    cargo
+        .args(arguments)
+        .env("CARGO_TARGET_DIR", run::root().join(".cache/metal"))
+        .current_dir(run::root().join("guests/metal"));
+    run::finish(&mut cargo)
 }
 
 fn lints() -> Result<()> {
@@ -66,6 +77,14 @@ fn lints() -> Result<()> {
         "--locked",
         "--package=plover",
         "--no-default-features",
+        "--",
+        "-Dwarnings",
+    ])?;
+    metal(&[
+        "clippy",
+        "--quiet",
+        "--locked",
+        "--release",
         "--",
         "-Dwarnings",
     ])?;
