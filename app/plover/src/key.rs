@@ -3,8 +3,7 @@
 use crate::output;
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use plover_fabric::keys::{PrivateKey, PublicKey, trust};
-use plover_types::ReplicaId;
+use plover_fabric::keys::{Holder, PrivateKey, PublicKey, trust};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -27,7 +26,7 @@ pub enum KeyCommand {
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Trust a public key as one of a replica.
+    /// Trust a public key as one of a replica, or of a client of a log.
     ///
     /// Replicas that run read the file again. A replica may have several
     /// keys: to change one, trust the new key on all hosts, give the replica its new private key and start it again, then
@@ -39,9 +38,10 @@ pub enum KeyCommand {
         /// The file with the public keys: `group.trust_file` in the configuration. It is made if it is missing.
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// The replica that has the key.
+        /// The id of the replica that has the key. For a client of `plover log`: `client`, which may append and read, or
+        /// `admin`, which may change the members as well.
         #[arg(value_name = "ID")]
-        replica: u8,
+        holder: Holder,
         /// The public key, as `plover key new` and `plover key show` print it.
         #[arg(value_name = "KEY")]
         key: PublicKey,
@@ -58,15 +58,20 @@ pub fn run(command: KeyCommand) -> Result<ExitCode> {
         KeyCommand::Show { file } => {
             output::line(format_args!("{}", PrivateKey::read(&file)?.public()))?;
         }
-        KeyCommand::Trust { file, replica, key } => {
-            let is_new = trust(&file, ReplicaId(replica), key)?;
+        KeyCommand::Trust { file, holder, key } => {
+            let is_new = trust(&file, holder, key)?;
             let verb = if is_new {
                 "now trusts"
             } else {
                 "trusts already"
             };
             let file = file.display();
-            output::line(format_args!("{file} {verb} this key of replica {replica}"))?;
+            let whose = match holder {
+                Holder::Replica(id) => format!("replica {}", id.0),
+                Holder::Client => "a client".into(),
+                Holder::Admin => "an administrator".into(),
+            };
+            output::line(format_args!("{file} {verb} this key of {whose}"))?;
         }
     }
     Ok(ExitCode::SUCCESS)

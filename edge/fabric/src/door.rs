@@ -7,6 +7,7 @@ use crate::context::{Context, Loss};
 use crate::hello::Greet;
 use crate::peer::HELLO_WITHIN;
 use crate::poll::{Interest, Token};
+use crate::refused::most_crowded;
 use std::fmt::{Debug, Display};
 use std::io;
 use std::os::fd::AsFd;
@@ -120,16 +121,9 @@ impl<L: Listen> Door<L> {
         greeted
     }
 
-    /// The oldest connection from the host that has the most: one host's strangers do not push out the peers of
-    /// others.
     fn most_crowded(&self) -> usize {
-        let of = |host| {
-            let hosts = self.waiting.iter().map(|it| host_of(&it.address));
-            hosts.filter(|other| *other == host).count()
-        };
-        let all = self.waiting.iter().enumerate().rev();
-        let found = all.max_by_key(|(_, it)| of(host_of(&it.address)));
-        found.map_or(0, |(at, _)| at)
+        let hosts = self.waiting.iter().map(|it| host_of(&it.address));
+        most_crowded(&hosts.collect::<Vec<_>>())
     }
 
     fn accept(&mut self, context: &mut Context, now: Instant) {

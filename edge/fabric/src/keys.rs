@@ -1,4 +1,5 @@
-//! The keys of replicas: each has a private key of its own, and trusts the public keys of its peers.
+//! The keys of replicas: each has a private key of its own, and trusts the public keys of its peers. The clients
+//! of a log have keys, too.
 //!
 //! There is no certificate authority. A file names the public keys of each replica ([`Keys::load`]):
 //!
@@ -8,13 +9,17 @@
 //!   1 ed25519:c4d2…      a replica can change its key without losing its links
 //! ```
 //!
+//! Keys of clients of a log have `client` or `admin` in the place of the id ([`Holder`]).
+//!
 //! The file is read again when it has changed. So a key that is added counts at the next handshake, and
 //! one that is removed counts no more: over TCP, links that rest on it end.
 
 mod file;
+mod holder;
 
 use file::{content, failed, parse, read};
 pub use file::{make_all, trust};
+pub use holder::Holder;
 use plover_types::ReplicaId;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use std::fmt;
@@ -233,7 +238,7 @@ pub struct Keys {
 struct Trusted {
     /// The file, and how it looked when it was read.
     file: Option<(PathBuf, Look)>,
-    keys: Vec<(ReplicaId, PublicKey)>,
+    keys: Vec<(Holder, PublicKey)>,
 }
 
 /// Tells one version of a file from another.
@@ -254,8 +259,11 @@ impl Look {
 
 impl Keys {
     /// Keys that never change.
-    pub fn new(own: PrivateKey, trusted: Vec<(ReplicaId, PublicKey)>) -> Self {
-        let (file, keys) = (None, trusted);
+    pub fn new(own: PrivateKey, trusted: Vec<(impl Into<Holder>, PublicKey)>) -> Self {
+        let keys = trusted
+            .into_iter()
+            .map(|(holder, key)| (holder.into(), key));
+        let (file, keys) = (None, keys.collect());
         Self {
             own,
             trusted: Mutex::new(Trusted { file, keys }),
@@ -273,12 +281,12 @@ impl Keys {
         peers: impl IntoIterator<Item = ReplicaId>,
     ) -> Result<Self, KeyError> {
         let own = PrivateKey::read(key)?;
-        let advice = "; `plover key trust` makes it";
-        // Before the reading: if it changes in between, it is read again.
-        let look = Look::at(trust).map_err(failed("read", trust, advice))?;
-        let keys = parse(trust, &read(trust, advice)?)?;
+        let trusted = Trusted::read(trust)?;
         let path = trust.to_owned();
-        let of = |id: ReplicaId| keys.iter().filter(move |it| it.0 == id).map(|it| it.1);
+        let of = |id: ReplicaId| {
+            let keys = trusted.keys.iter().filter(move |it| it.0 == id.into());
+            keys.map(|it| it.1)
+        };
         let mut peers = peers.into_iter();
         if let Some(peer) = peers.find(|peer| *peer != me && of(*peer).next().is_none()) {
             return Err(KeyError::Missing { path, peer });
@@ -291,11 +299,18 @@ impl Keys {
                 own: own_key,
             });
         }
-        let file = Some((path, look));
-        Ok(Self {
-            own,
-            trusted: Mutex::new(Trusted { file, keys }),
-        })
+        let trusted = Mutex::new(trusted);
+        Ok(Self { own, trusted })
+    }
+
+    /// Reads the key file of a client of a log, and the trust file with the keys of the replicas.
+    ///
+    /// # Errors
+    /// A file cannot be used.
+    pub fn load_of_client(key: &Path, trust: &Path) -> Result<Self, KeyError> {
+        let own = PrivateKey::read(key)?;
+        let trusted = Mutex::new(Trusted::read(trust)?);
+        Ok(Self { own, trusted })
     }
 
     /// This replica's public key.
@@ -303,8 +318,8 @@ impl Keys {
         self.own.public()
     }
 
-    /// The replicas that have this key; a few at most.
-    pub(crate) fn replicas_of(&self, key: PublicKey) -> Vec<ReplicaId> {
+    /// The holders of this key; a few at most.
+    pub(crate) fn holders_of(&self, key: PublicKey) -> Vec<Holder> {
         // A thread that panicked while it held the lock has changed nothing by halves.
         let mut trusted = self.trusted.lock().unwrap_or_else(PoisonError::into_inner);
         trusted.refresh();
@@ -312,9 +327,20 @@ impl Keys {
         holders.map(|it| it.0).collect()
     }
 
+    /// Whether a client of the log with this key may append and read.
+    pub fn may_use(&self, key: PublicKey) -> bool {
+        let holders = self.holders_of(key);
+        holders.contains(&Holder::Client) || holders.contains(&Holder::Admin)
+    }
+
+    /// Whether a client of the log with this key may change the group.
+    pub fn may_administer(&self, key: PublicKey) -> bool {
+        self.holders_of(key).contains(&Holder::Admin)
+    }
+
     /// Whether `key` is trusted as a key of `replica`.
     pub(crate) fn trusts(&self, replica: ReplicaId, key: PublicKey) -> bool {
-        self.replicas_of(key).contains(&replica)
+        self.holders_of(key).contains(&replica.into())
     }
 
     /// This replica's signature under `message`. `purpose` keeps a signature from being used elsewhere.
@@ -335,7 +361,7 @@ impl Keys {
         let signed = signed(purpose, message);
         let mut trusted = self.trusted.lock().unwrap_or_else(PoisonError::into_inner);
         trusted.refresh();
-        let mut keys = trusted.keys.iter().filter(|it| it.0 == replica);
+        let mut keys = trusted.keys.iter().filter(|it| it.0 == replica.into());
         keys.any(|(_, key)| {
             UnparsedPublicKey::new(&ED25519, key.0)
                 .verify(&signed, signature)
@@ -345,6 +371,15 @@ impl Keys {
 }
 
 impl Trusted {
+    fn read(path: &Path) -> Result<Self, KeyError> {
+        let advice = "; `plover key trust` makes it";
+        // Before the reading: if it changes in between, it is read again.
+        let look = Look::at(path).map_err(failed("read", path, advice))?;
+        let keys = parse(path, &read(path, advice)?)?;
+        let file = Some((path.to_owned(), look));
+        Ok(Self { file, keys })
+    }
+
     /// Reads the file again if it has changed. Of one that cannot be read, the keys before it count.
     fn refresh(&mut self) {
         let Some((path, seen)) = &mut self.file else {

@@ -43,7 +43,7 @@ const HOSTS_MAX: usize = 64;
 pub struct Strangers(BTreeMap<String, Instant>);
 
 impl Strangers {
-    /// Whether the log is to name `host` now.
+    /// Whether the log is to name `host` now: once a minute.
     pub fn note(&mut self, host: &str, now: Instant) -> bool {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < NAMED_EVERY;
         if self.0.get(host).is_some_and(is_recent) {
@@ -56,6 +56,15 @@ impl Strangers {
         self.0.insert(host.into(), now);
         true
     }
+}
+
+/// Of waiting connections, oldest first: the oldest one from the host that has the most. So one host's strangers do not
+/// push out the peers of others.
+pub fn most_crowded(hosts: &[&str]) -> usize {
+    let of = |host| hosts.iter().filter(|other| **other == host).count();
+    let all = hosts.iter().enumerate().rev();
+    all.max_by_key(|(_, host)| of(**host))
+        .map_or(0, |(at, _)| at)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::hello::{Message, NotHello, Refusal};
 use crate::line::Line;
 use crate::peer::HELLO_WITHIN;
 use crate::poll::Interest;
-use crate::tls::Tls;
+use crate::tls::{Expected, Tls};
 use crate::{FabricError, Keys, PeerError};
 use plover_types::ReplicaId;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
@@ -104,7 +104,7 @@ impl<M: Message<N>, const N: usize> Dial<M, N> {
         keys: Option<&Arc<Keys>>,
         peer: ReplicaId,
     ) -> io::Result<Self> {
-        let tls = keys.map(|keys| Tls::client(keys.client(peer)));
+        let tls = keys.map(|keys| Tls::client(keys.client(Expected::Replica(peer))));
         let socket = Line::new(dial(address)?, tls);
         let token = context.poll.watch(&socket, Interest::Write)?;
         Ok(Self {
@@ -222,7 +222,7 @@ impl<M, const N: usize> TcpDoor<M, N> {
             .map_err(FabricError::system("make the listener non-blocking"))?;
         Ok(Self {
             listener,
-            tls: keys.map(|keys| (keys.clone(), keys.server())),
+            tls: keys.map(|keys| (keys.clone(), keys.server(Expected::AnyReplica))),
             greeting: std::marker::PhantomData,
         })
     }

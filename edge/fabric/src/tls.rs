@@ -15,6 +15,7 @@
 //! [`Tls`] stands between a socket and the bytes of the fabric. Its memory is bounded: one buffer for what
 //! has come, which is small until the handshake is done, and one for what is sealed and not sent.
 
+pub mod client;
 mod sealed;
 pub mod stream;
 mod verify;
@@ -31,6 +32,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
+pub(crate) use verify::Expected;
 
 /// The most that a handshake's message may be: those of a replica have some 300 bytes.
 const GREETING_BYTES_MAX: usize = 4 << 10;
@@ -52,7 +54,14 @@ pub struct Tls {
     /// Sealed bytes; the kernel has not taken those of `unsent` yet.
     sealed: Vec<u8>,
     unsent: Range<usize>,
+    /// The size of `incoming` after the handshake.
+    incoming_bytes: usize,
+    /// The words for an error.
+    explain: Explain,
 }
+
+/// The consequence of an error of TLS, before the end of the handshake (`true`) or after it.
+type Explain = fn(Error, bool) -> Loss;
 
 enum Side {
     Client(UnbufferedClientConnection),
@@ -97,6 +106,8 @@ impl Tls {
             plain: Vec::new(),
             sealed: Vec::new(),
             unsent: 0..0,
+            incoming_bytes: INCOMING_BYTES,
+            explain,
         }
     }
 
@@ -162,8 +173,8 @@ impl Tls {
         socket: &TcpStream,
         take: &mut dyn FnMut(&[u8]) -> Result<(), Loss>,
     ) -> Result<(usize, bool), Loss> {
-        if self.incoming.len() < INCOMING_BYTES {
-            self.incoming.resize(INCOMING_BYTES, 0);
+        if self.incoming.len() < self.incoming_bytes {
+            self.incoming.resize(self.incoming_bytes, 0);
         }
         take(&std::mem::take(&mut self.plain))?;
         if self.is_fresh {
@@ -246,7 +257,7 @@ impl Tls {
                 Err(Failure::Loss(loss)) => return Err(loss),
                 Err(Failure::Tls(error)) => {
                     self.seal_alert();
-                    return Err(explain(error, handshaking));
+                    return Err((self.explain)(error, handshaking));
                 }
             }
         }

@@ -6,19 +6,28 @@
 //!                └─ not read while the output is long, or the log refuses ◄┘
 //! ```
 //!
+//! With keys, a TCP connection waits in the lobby (`lobby.rs`) until its client has shown one that is trusted.
+//!
 //! A client that does not read its answers is not read either, so its requests wait in its own
 //! kernel. A connection holds at most [`INPUT_BYTES_MAX`] and a little over [`OUTPUT_BYTES_MAX`].
 
 use crate::address::{Address, Listener};
-use crate::framed::{Framed, READ_BYTES};
+use crate::framed::{Framed, Took, Way};
+use crate::lobby::Lobby;
 use crate::wire::{self, FrameError, Reply};
+use plover_fabric::Keys;
+use plover_fabric::keys::PublicKey;
 use plover_types::Index;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, acceptfrom_with, sockopt};
+use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
 use std::collections::BTreeMap;
+use std::io;
 use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tracing::debug;
 
 /// Unread input at which a connection's socket is left alone, except that one frame always fits.
@@ -27,6 +36,10 @@ const INPUT_BYTES_MAX: usize = 256 << 10;
 pub(crate) const OUTPUT_BYTES_MAX: usize = 1 << 20;
 /// Connections at a time. Further ones are turned away.
 const CONNECTIONS_MAX: usize = 4096;
+/// A client whose key is trusted no more loses its connection after so long at the latest.
+const TRUST_EVERY: Duration = Duration::from_secs(1);
+/// While connections wait for their handshake, the server looks after them so often.
+const LOBBY_EVERY: Duration = Duration::from_millis(100);
 
 /// Names a connection; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +63,8 @@ pub(crate) struct Tail {
 #[derive(Debug)]
 pub(crate) struct Connection {
     framed: Framed,
+    /// The key that the client has shown, on a connection under TLS.
+    key: Option<PublicKey>,
     interest: EventFlags,
     pub tail: Option<Tail>,
     /// The connection closes once its output is sent: the client has ended it, or has sent something
@@ -59,11 +74,25 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    fn new(way: Way, key: Option<PublicKey>) -> Self {
+        Self {
+            framed: Framed::new(way),
+            key,
+            interest: EventFlags::IN,
+            tail: None,
+            closing: false,
+            broken: false,
+        }
+    }
+
     /// The next whole frame, unless the client has to read answers first; [`Self::done`] says that
     /// it has been dealt with.
     pub fn frame(&self) -> Result<Option<&[u8]>, FrameError> {
         if self.is_full() {
             return Ok(None);
+        }
+        if wire::is_client_hello(self.framed.unread()) {
+            return Err(FrameError::Tls);
         }
         self.framed.frame()
     }
@@ -91,10 +120,10 @@ impl Connection {
     fn read(&mut self) {
         while !self.closing && self.has_room() {
             match self.framed.read() {
-                Ok(0) => self.closing = true,
-                Ok(count) if count < READ_BYTES => return,
-                Ok(_) => {}
-                Err(Errno::AGAIN) => return,
+                Ok(Took::End) => self.closing = true,
+                Ok(Took::All) => return,
+                Ok(Took::Some) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
                     self.broken = true;
                     return;
@@ -117,7 +146,7 @@ impl Connection {
     }
 
     fn is_over(&self) -> bool {
-        self.broken || (self.closing && self.framed.unsent() == 0)
+        self.broken || (self.closing && self.framed.is_sent())
     }
 
     fn wanted(&self) -> EventFlags {
@@ -126,7 +155,7 @@ impl Connection {
             EventFlags::IN,
             self.has_room() && !self.closing && !self.is_full(),
         );
-        wanted.set(EventFlags::OUT, self.framed.unsent() > 0);
+        wanted.set(EventFlags::OUT, !self.framed.is_sent());
         wanted
     }
 }
@@ -136,13 +165,17 @@ impl Connection {
 pub(crate) struct Clients {
     pub epoll: OwnedFd,
     listener: Option<Listener>,
+    /// With keys: the clients that have not shown theirs.
+    lobby: Option<Lobby>,
+    /// The time of the last look at the connections' keys.
+    trusted_at: Instant,
     connections: BTreeMap<ConnectionId, Connection>,
     next: u64,
     /// The number of connections, including those that are taken out.
     pub count: usize,
     /// Connections that may have frames or want to send.
     pub busy: Vec<ConnectionId>,
-    pub rejected: u64,
+    rejected: u64,
 }
 
 impl Clients {
@@ -150,6 +183,8 @@ impl Clients {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             listener: None,
+            lobby: None,
+            trusted_at: Instant::now(),
             connections: BTreeMap::new(),
             next: 0,
             count: 0,
@@ -168,8 +203,10 @@ impl Clients {
         )
     }
 
-    /// Lets clients in.
-    pub fn listen(&mut self, listener: Listener) -> Result<(), Errno> {
+    /// Lets clients in. With `keys`, clients over TCP need keys that these trust.
+    pub fn listen(&mut self, listener: Listener, keys: Option<Arc<Keys>>) -> Result<(), Errno> {
+        let is_tcp = matches!(listener.address, Address::Tcp(_));
+        self.lobby = keys.filter(|_| is_tcp).map(Lobby::new);
         let data = EventData::new_u64(LISTENER);
         epoll::add(&self.epoll, &listener.socket, data, EventFlags::IN)?;
         self.listener = Some(listener);
@@ -185,6 +222,7 @@ impl Clients {
     pub fn progress(&mut self) {
         let mut events = [MaybeUninit::uninit(); 64];
         let none = rustix::time::Timespec::default();
+        let now = Instant::now();
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&none)) else {
             return;
         };
@@ -192,6 +230,14 @@ impl Clients {
             let (name, flags) = (event.data.u64(), event.flags);
             if name == LISTENER {
                 self.accept();
+            } else if let Some(line) = self.lobby.as_mut().and_then(|it| it.advance(name, now)) {
+                let key = line.peer_key();
+                // What came with the end of the handshake is not shown by epoll again.
+                let mut connection = Connection::new(Way::Tls(Box::new(line)), key);
+                connection.read();
+                self.connections.insert(ConnectionId(name), connection);
+                self.count += 1;
+                self.busy.push(ConnectionId(name));
             } else if let Some(connection) = self.connections.get_mut(&ConnectionId(name)) {
                 if flags.contains(EventFlags::IN) {
                     connection.read();
@@ -209,8 +255,8 @@ impl Clients {
             return;
         };
         for _ in 0..64 {
-            let socket = match acceptfrom_with(&listener.socket, flags) {
-                Ok((socket, _)) => socket,
+            let (socket, from) = match acceptfrom_with(&listener.socket, flags) {
+                Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
                 Err(error) => return debug!(%error, "accept failed"),
             };
@@ -227,17 +273,60 @@ impl Clients {
                 debug!(%error, "a connection failed at once");
                 continue;
             }
-            let connection = Connection {
-                framed: Framed::new(socket),
-                interest: EventFlags::IN,
-                tail: None,
-                closing: false,
-                broken: false,
-            };
-            self.connections.insert(ConnectionId(self.next), connection);
+            match &mut self.lobby {
+                Some(lobby) => {
+                    let socket = TcpStream::from(socket);
+                    lobby.enter(self.next, socket, host_of(from), Instant::now());
+                }
+                None => {
+                    let connection = Connection::new(Way::Plain(socket), None);
+                    self.connections.insert(ConnectionId(self.next), connection);
+                    self.count += 1;
+                }
+            }
             self.next += 1;
-            self.count += 1;
         }
+    }
+
+    /// Ends handshakes that take too long, and connections whose keys are trusted no more.
+    pub fn expire(&mut self) {
+        let (now, Some(lobby)) = (Instant::now(), &mut self.lobby) else {
+            return;
+        };
+        lobby.expire(now);
+        if now.saturating_duration_since(self.trusted_at) < TRUST_EVERY {
+            return;
+        }
+        self.trusted_at = now;
+        let keys = lobby.keys();
+        let is_trusted = |it: &Connection| it.key.is_some_and(|key| keys.may_use(key));
+        self.connections.retain(|_, it| is_trusted(it));
+        self.count = self.connections.len();
+    }
+
+    /// How long the server may sleep before [`Self::expire`].
+    pub fn patience(&self) -> Option<Duration> {
+        let lobby = self.lobby.as_ref()?;
+        match (lobby.is_empty(), self.count) {
+            (false, _) => Some(LOBBY_EVERY),
+            (true, 0) => None,
+            (true, _) => Some(TRUST_EVERY),
+        }
+    }
+
+    /// Whether the client of `connection` may change the group.
+    pub fn may_administer(&self, connection: &Connection) -> bool {
+        let trusts = |lobby: &Lobby| {
+            connection
+                .key
+                .is_some_and(|key| lobby.keys().may_administer(key))
+        };
+        self.lobby.as_ref().is_none_or(trusts)
+    }
+
+    /// Connections that were turned away.
+    pub fn rejected(&self) -> u64 {
+        self.rejected + self.lobby.as_ref().map_or(0, |it| it.rejected)
     }
 
     /// Takes a connection out, so that the server can work on it and on itself;
@@ -258,7 +347,7 @@ impl Clients {
         let wanted = connection.wanted();
         if wanted != connection.interest {
             let data = EventData::new_u64(id.0);
-            match epoll::modify(&self.epoll, &connection.framed.socket, data, wanted) {
+            match epoll::modify(&self.epoll, &connection.framed, data, wanted) {
                 Ok(()) => connection.interest = wanted,
                 Err(error) => debug!(%error, "a connection cannot be watched"),
             }
@@ -288,4 +377,10 @@ impl Clients {
             }
         }
     }
+}
+
+/// The host of a connection over TCP.
+fn host_of(from: Option<SocketAddrAny>) -> String {
+    let from = from.and_then(|it| SocketAddr::try_from(it).ok());
+    from.map_or_else(|| "an unknown host".into(), |it| it.ip().to_string())
 }

@@ -1,18 +1,49 @@
 //! A stream socket that carries frames, with its unread input and its unsent output.
 
 use crate::wire::{self, FrameError};
+use plover_fabric::ClientLine;
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde::Serialize;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// One read takes in at least this much if it is there.
-pub(crate) const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
+
+/// The way of a connection's bytes.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// As they are.
+    Plain(OwnedFd),
+    /// Under TLS.
+    Tls(Box<ClientLine>),
+}
+
+impl AsFd for Way {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Plain(socket) => socket.as_fd(),
+            Self::Tls(line) => line.as_fd(),
+        }
+    }
+}
+
+/// What a read has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Took {
+    /// The end of the stream.
+    End,
+    /// All that waited.
+    All,
+    /// Some; more may wait.
+    Some,
+}
 
 #[derive(Debug)]
 pub(crate) struct Framed {
-    pub socket: OwnedFd,
+    way: Way,
     input: Vec<u8>,
     /// How many bytes of `input` have been dealt with.
     taken: usize,
@@ -21,10 +52,16 @@ pub(crate) struct Framed {
     sent: usize,
 }
 
+impl AsFd for Framed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.way.as_fd()
+    }
+}
+
 impl Framed {
-    pub fn new(socket: OwnedFd) -> Self {
+    pub fn new(way: Way) -> Self {
         Self {
-            socket,
+            way,
             input: Vec::new(),
             taken: 0,
             output: Vec::new(),
@@ -54,14 +91,27 @@ impl Framed {
         self.taken = 0;
     }
 
-    /// Reads once. Returns the number of bytes, 0 at the end of the stream. Fewer than [`READ_BYTES`]
-    /// mean that nothing more waited.
-    pub fn read(&mut self) -> Result<usize, Errno> {
-        self.input.reserve(READ_BYTES);
+    /// Reads once.
+    pub fn read(&mut self) -> io::Result<Took> {
         let input = &mut self.input;
-        let (_, count) =
-            retry_on_intr(|| recv(&self.socket, spare_capacity(input), RecvFlags::empty()))?;
-        Ok(count)
+        match &mut self.way {
+            Way::Plain(socket) => {
+                input.reserve(READ_BYTES);
+                let (_, count) =
+                    retry_on_intr(|| recv(&*socket, spare_capacity(input), RecvFlags::empty()))?;
+                Ok(match count {
+                    0 => Took::End,
+                    count if count < READ_BYTES => Took::All,
+                    _ => Took::Some,
+                })
+            }
+            Way::Tls(line) => match line.receive(input) {
+                Ok(true) => Ok(Took::Some),
+                Ok(false) => Ok(Took::All),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Took::End),
+                Err(error) => Err(error),
+            },
+        }
     }
 
     /// Queues a message.
@@ -74,14 +124,31 @@ impl Framed {
         self.output.len() - self.sent
     }
 
+    /// Whether all of it is sent.
+    pub fn is_sent(&self) -> bool {
+        self.unsent() == 0 && !self.holds_output()
+    }
+
+    fn holds_output(&self) -> bool {
+        matches!(&self.way, Way::Tls(line) if line.holds_output())
+    }
+
     /// Sends what waits, or what the socket takes of it.
-    pub fn write(&mut self) -> Result<(), Errno> {
-        while self.unsent() > 0 {
+    pub fn write(&mut self) -> io::Result<()> {
+        while !self.is_sent() {
             let rest = &self.output[self.sent..];
-            match retry_on_intr(|| send(&self.socket, rest, SendFlags::NOSIGNAL)) {
-                Ok(count) => self.sent += count,
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(error),
+            let taken = match &mut self.way {
+                Way::Plain(socket) => {
+                    match retry_on_intr(|| send(&*socket, rest, SendFlags::NOSIGNAL)) {
+                        Err(Errno::AGAIN) => None,
+                        taken => Some(taken?),
+                    }
+                }
+                Way::Tls(line) => line.write(rest)?,
+            };
+            match taken {
+                Some(count) => self.sent += count,
+                None => return Ok(()),
             }
         }
         self.output.clear();

@@ -96,6 +96,7 @@ mod framed;
 #[doc(hidden)]
 pub mod fuzz;
 mod handover;
+mod lobby;
 mod machine;
 mod mail;
 mod members;

@@ -1,19 +1,21 @@
 //! Questions that any one replica answers: where it stands, and what is in its log. Unlike an
-//! append they go to one server only.
+//! append they go to one server only. `keys` are those of the client, for a replica that speaks TLS with its clients.
 
 use crate::address::Address;
 use crate::remote::{Link, RemoteError, refused};
 use crate::wire::{Reply, Request, StatusReport};
+use plover_fabric::Keys;
 use plover_types::{Index, Viewstamp};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a replica may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the replica at `address` stands.
-pub fn status(address: &Address) -> Result<StatusReport, RemoteError> {
-    let mut link = Link::ask(address, &Request::Status)?;
+pub fn status(address: &Address, keys: Option<&Arc<Keys>>) -> Result<StatusReport, RemoteError> {
+    let mut link = Link::ask(address, keys, &Request::Status)?;
     match link.receive(Some(Instant::now() + PATIENCE))? {
         Reply::Status(report) => Ok(*report),
         other => Err(refused(address, &other)),
@@ -21,8 +23,8 @@ pub fn status(address: &Address) -> Result<StatusReport, RemoteError> {
 }
 
 /// Tells the replica at `address` to begin a new log, after all have lost the old one's entries.
-pub fn begin(address: &Address) -> Result<String, RemoteError> {
-    let mut link = Link::ask(address, &Request::Begin)?;
+pub fn begin(address: &Address, keys: Option<&Arc<Keys>>) -> Result<String, RemoteError> {
+    let mut link = Link::ask(address, keys, &Request::Begin)?;
     match link.receive(Some(Instant::now() + PATIENCE))? {
         Reply::Done(text) => Ok(text),
         other => Err(refused(address, &other)),
@@ -47,11 +49,12 @@ pub enum TailEvent<'a> {
 /// those to come, until `each` breaks.
 pub fn tail(
     address: &Address,
+    keys: Option<&Arc<Keys>>,
     since: Index,
     follow: bool,
     mut each: impl FnMut(TailEvent<'_>) -> ControlFlow<()>,
 ) -> Result<(), RemoteError> {
-    let mut link = Link::ask(address, &Request::Tail { since, follow })?;
+    let mut link = Link::ask(address, keys, &Request::Tail { since, follow })?;
     loop {
         let event = match link.receive(None)? {
             Reply::Entry { at, bytes } => TailEvent::Entry { at, bytes },

@@ -12,13 +12,15 @@
 //! lost reply is answered and not applied again.
 
 use crate::address::{self, Address};
-use crate::framed::Framed;
+use crate::framed::{Framed, Took, Way};
 pub use crate::questions::{TailEvent, begin, status, tail};
 use crate::wire::{self, FrameError, MemberChange, Refusal, Reply, Request};
+use plover_fabric::{ClientLine, Keys};
 use plover_types::Viewstamp;
-use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long one connection attempt may take, and one reply, before another replica is tried.
@@ -74,6 +76,14 @@ pub enum RemoteError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The server and the client do not trust each other, or one of them has no keys.
+    #[error("{address}: {why}")]
+    Untrusted {
+        /// The server.
+        address: Address,
+        /// Why, and what to do.
+        why: String,
+    },
     /// The address is not a server of this release.
     #[error(
         "{address} does not answer as a replica of this release does ({source}): use its release"
@@ -96,29 +106,42 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    fn open(address: &Address) -> Result<Self, RemoteError> {
+    fn open(address: &Address, keys: Option<&Arc<Keys>>) -> Result<Self, RemoteError> {
         let unreachable = |source| RemoteError::Unreachable {
             address: address.clone(),
             source,
         };
         let socket = address::connect(address, TRY_FOR).map_err(unreachable)?;
+        let way = match (address, keys) {
+            (Address::Tcp(_), Some(keys)) => {
+                let line = ClientLine::to_replica(TcpStream::from(socket), keys, TRY_FOR);
+                Way::Tls(Box::new(line.map_err(|error| lost(address, error))?))
+            }
+            _ => Way::Plain(socket),
+        };
         Ok(Self {
             address: address.clone(),
-            framed: Framed::new(socket),
+            framed: Framed::new(way),
             last: 0,
         })
     }
 
     /// Connects, and sends `request`.
-    pub fn ask(address: &Address, request: &Request<'_>) -> Result<Self, RemoteError> {
-        let mut link = Self::open(address)?;
+    pub fn ask(
+        address: &Address,
+        keys: Option<&Arc<Keys>>,
+        request: &Request<'_>,
+    ) -> Result<Self, RemoteError> {
+        let mut link = Self::open(address, keys)?;
         link.send(request)?;
         Ok(link)
     }
 
     fn send(&mut self, request: &Request<'_>) -> Result<(), RemoteError> {
         self.framed.put(request);
-        self.framed.write().map_err(|error| self.lost(error))
+        self.framed
+            .write()
+            .map_err(|error| lost(&self.address, error))
     }
 
     /// Waits for the next reply, until `until` if that is given.
@@ -126,7 +149,7 @@ impl Link {
         self.framed.done(std::mem::take(&mut self.last));
         self.framed.tidy();
         while self.frame()?.is_none() {
-            self.read(until).map_err(|error| self.lost(error))?;
+            self.read(until)?;
         }
         self.last = self.frame()?.map_or(0, <[u8]>::len);
         let frame = &self.framed.unread()[..self.last];
@@ -137,22 +160,39 @@ impl Link {
         self.framed.frame().map_err(|source| self.damaged(source))
     }
 
-    fn read(&mut self, until: Option<Instant>) -> Result<(), Errno> {
-        if let Some(until) = until {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Errno::TIMEDOUT);
+    fn read(&mut self, until: Option<Instant>) -> Result<(), RemoteError> {
+        let read = self.wait_at_most(until).and_then(|()| self.framed.read());
+        let error = match read {
+            Ok(Took::End) if wire::is_alert(self.framed.unread()) => {
+                let why = "it speaks TLS with its clients: give --key and --trust";
+                io::Error::new(io::ErrorKind::PermissionDenied, why)
             }
-            // A timeout of zero would mean none.
-            let left = Some(left.max(Duration::from_millis(1)));
-            sockopt::set_socket_timeout(&self.framed.socket, sockopt::Timeout::Recv, left)?;
+            Ok(Took::End) => io::ErrorKind::ConnectionReset.into(),
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                io::ErrorKind::TimedOut.into()
+            }
+            Err(error) => error,
+        };
+        Err(lost(&self.address, error))
+    }
+
+    /// Lets the next read take until `until` at most.
+    fn wait_at_most(&self, until: Option<Instant>) -> io::Result<()> {
+        let Some(until) = until else {
+            return Ok(());
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        match self.framed.read() {
-            Ok(0) => Err(Errno::CONNRESET),
-            Ok(_) => Ok(()),
-            Err(Errno::AGAIN) => Err(Errno::TIMEDOUT),
-            Err(error) => Err(error),
-        }
+        // A timeout of zero would mean none.
+        let left = Some(left.max(Duration::from_millis(1)));
+        Ok(sockopt::set_socket_timeout(
+            &self.framed,
+            sockopt::Timeout::Recv,
+            left,
+        )?)
     }
 
     fn damaged(&self, source: FrameError) -> RemoteError {
@@ -161,12 +201,20 @@ impl Link {
             source,
         }
     }
+}
 
-    fn lost(&self, error: Errno) -> RemoteError {
-        RemoteError::Unreachable {
-            address: self.address.clone(),
-            source: error.into(),
-        }
+/// A connection to `address` could not be made, or has ended.
+fn lost(address: &Address, error: io::Error) -> RemoteError {
+    let address = address.clone();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => RemoteError::Untrusted {
+            address,
+            why: error.to_string(),
+        },
+        _ => RemoteError::Unreachable {
+            address,
+            source: error,
+        },
     }
 }
 
@@ -194,6 +242,7 @@ pub struct Remote {
     next: usize,
     link: Option<Link>,
     patience: Duration,
+    keys: Option<Arc<Keys>>,
 }
 
 impl Remote {
@@ -210,7 +259,15 @@ impl Remote {
             next: 0,
             link: None,
             patience,
+            keys: None,
         }
+    }
+
+    /// The same client with a key of its own, for replicas that speak TLS with their clients.
+    #[must_use]
+    pub fn with_keys(mut self, keys: Option<Arc<Keys>>) -> Self {
+        self.keys = keys;
+        self
     }
 
     /// Appends an entry, once, and waits until it is committed.
@@ -277,6 +334,7 @@ impl Remote {
         mut answer: impl FnMut(&Reply<'_>) -> Option<T>,
     ) -> Result<T, RemoteError> {
         let mut until = Instant::now() + self.patience;
+        let mut untrusted = 0;
         loop {
             let next = self.next;
             let failed = match self.attempt(request, wait, &mut until, &mut answer) {
@@ -284,6 +342,14 @@ impl Remote {
                 Err(failed) => failed,
             };
             self.link = None;
+            // No patience helps if none of them takes this client.
+            untrusted = match failed {
+                RemoteError::Untrusted { .. } => untrusted + 1,
+                _ => 0,
+            };
+            if untrusted == self.targets.len() {
+                return Err(failed);
+            }
             if Instant::now() + PAUSE >= until {
                 let tried: Vec<_> = self.targets.iter().map(Address::to_string).collect();
                 return Err(RemoteError::TimedOut {
@@ -311,7 +377,7 @@ impl Remote {
         let target = &self.targets[self.next];
         let link = match &mut self.link {
             Some(link) => link,
-            none => none.insert(Link::open(target)?),
+            none => none.insert(Link::open(target, self.keys.as_ref())?),
         };
         link.send(request)?;
         loop {

@@ -10,6 +10,10 @@ use apus::EntryKind;
 /// Entries that one turn sends to one client that reads the log.
 const TAIL_ENTRIES_PER_TURN: usize = 1024;
 
+/// The answer to a client that may only append and read.
+const NO_ADMIN: &str = "this client's key may append and read, and not change the group: use a key that is trusted as \
+                        `admin`, or run `plover key trust FILE admin KEY` on all hosts";
+
 impl<M: StateMachine> Server<M> {
     /// Takes on the requests of remote clients.
     pub(crate) fn take_remote(&mut self) {
@@ -39,7 +43,11 @@ impl<M: StateMachine> Server<M> {
             };
             let bytes = frame.len();
             let request = wire::take(frame)?;
+            let is_administration = matches!(request, Request::Begin | Request::Member(_));
             let reply = match request {
+                _ if is_administration && !self.clients.may_administer(connection) => {
+                    Some(Reply::Failed(NO_ADMIN.into()))
+                }
                 Request::Append {
                     number,
                     session,
@@ -141,7 +149,7 @@ impl<M: StateMachine> Server<M> {
             log_bytes: status.log_bytes as u64,
             pending: self.proposals.len() as u64,
             clients: self.clients.count as u64,
-            rejected: status.rejected + self.rejected + self.clients.rejected,
+            rejected: status.rejected + self.rejected + self.clients.rejected(),
             lost: self.lost,
             outputs: self.state.verdicts(),
         }

@@ -23,7 +23,7 @@ use crate::replicated::{Replicated, RestoreError};
 use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
-use plover_fabric::{Attached, BoxedFabric, FabricEvent, Lane};
+use plover_fabric::{Attached, BoxedFabric, FabricEvent, Keys, Lane};
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
@@ -202,16 +202,26 @@ impl<M: StateMachine> Server<M> {
         Ok(server)
     }
 
-    /// Lets remote clients in at `address`. Returns the address on which it listens, with the port if
+    /// Lets remote clients in at `address`, without keys. Returns the address on which it listens, with the port if
     /// the kernel chose it.
     pub fn listen(&mut self, address: &Address) -> Result<Address, ServerError> {
+        self.listen_with(address, None)
+    }
+
+    /// The same. With `keys`, clients over TCP are under TLS, and need keys that these trust as `client` or `admin`;
+    /// those over a unix socket have the permissions of its file.
+    pub fn listen_with(
+        &mut self,
+        address: &Address,
+        keys: Option<Arc<Keys>>,
+    ) -> Result<Address, ServerError> {
         let failed = |source| ServerError::Listen {
             address: address.to_string(),
             source,
         };
         let listener = Listener::bind(address).map_err(failed)?;
         let address = listener.address.clone();
-        let listening = self.clients.listen(listener);
+        let listening = self.clients.listen(listener, keys);
         listening.map_err(ServerError::system("watch the clients' socket"))?;
         Ok(address)
     }

@@ -19,6 +19,7 @@ impl<M: StateMachine> Server<M> {
         if self.fabric.is_readable(self.attached) {
             self.clients.progress();
         }
+        self.clients.expire();
     }
 
     /// How long the loop may sleep. Also tells the fabric which peers' records end the sleep.
@@ -32,7 +33,12 @@ impl<M: StateMachine> Server<M> {
         let awaited = self.core.awaited();
         self.fabric
             .wake_for(awaited.filter(|_| self.outgoing.is_empty()));
-        let spans = [Some(due), self.fabric.timeout(), patience];
+        let spans = [
+            Some(due),
+            self.fabric.timeout(),
+            self.clients.patience(),
+            patience,
+        ];
         let span = spans.into_iter().flatten().min().unwrap_or(due);
         if self.tails_wait {
             return Duration::ZERO;

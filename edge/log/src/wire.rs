@@ -25,12 +25,28 @@ pub enum FrameError {
     /// Damage, or the peer is not Plover.
     #[error("a frame of {0} bytes exceeds the largest of {FRAME_BYTES_MAX}")]
     TooLong(usize),
+    /// The client has keys, and this replica has none for its clients.
+    #[error(
+        "the client speaks TLS, and this replica does not with its clients: leave out --key and --trust, or start the \
+         replica with them"
+    )]
+    Tls,
     /// Damage on the way.
     #[error("the checksum of a frame is wrong")]
     Checksum,
     /// The peer is of another release, or has a bug. Use the release that the group runs.
     #[error("a frame that does not decode: {0}")]
     Message(#[from] WireError),
+}
+
+/// Whether a client begins with TLS. A frame of ours of this length has another body.
+pub(crate) fn is_client_hello(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x16, 3, _, _, _, 1, 0, _, _, 3, 3, ..])
+}
+
+/// Whether all that a server has said is that it does not understand us: an alert of TLS.
+pub(crate) fn is_alert(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x15, 3, _, 0, 2, _, _])
 }
 
 /// A message from a client.

@@ -126,7 +126,7 @@ impl Cluster {
 
     /// What replica `id` says of itself.
     pub fn status(&self, id: usize) -> Option<StatusReport> {
-        remote::status(&Address::Tcp(self.doors[id])).ok()
+        remote::status(&Address::Tcp(self.doors[id]), None).ok()
     }
 
     /// The leader that a majority reports.

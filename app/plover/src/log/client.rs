@@ -1,10 +1,10 @@
 //! Questions and requests to a running group.
 
-use super::{MemberCommand, Targets};
+use super::{MemberCommand, One, Targets};
 use anyhow::Context;
+use plover_log::Remote;
 use plover_log::remote::{self, TailEvent};
 use plover_log::wire::{MemberChange, StatusReport};
-use plover_log::{Address, Remote};
 use plover_types::{Index, ReplicaId, ReplicaSet};
 use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;
@@ -12,13 +12,21 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 impl Targets {
-    fn client(self) -> Remote {
-        Remote::new(self.addresses, Duration::from_secs(self.patience))
+    fn client(self) -> anyhow::Result<Remote> {
+        let keys = self.keys.load()?;
+        let client = Remote::new(self.addresses, Duration::from_secs(self.patience));
+        Ok(client.with_keys(keys))
+    }
+}
+
+impl One {
+    fn status(&self) -> anyhow::Result<StatusReport> {
+        Ok(remote::status(&self.address, self.keys.load()?.as_ref())?)
     }
 }
 
 pub fn append(to: Targets, text: &str) -> anyhow::Result<ExitCode> {
-    let mut client = to.client();
+    let mut client = to.client()?;
     let mut one = |entry: &[u8]| -> anyhow::Result<()> {
         let at = client.append(entry)?;
         writeln!(io::stdout(), "{at}")?;
@@ -34,7 +42,7 @@ pub fn append(to: Targets, text: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn tail(from: &Address, since: u64, follow: bool, quiet: bool) -> anyhow::Result<ExitCode> {
+pub fn tail(from: &One, since: u64, follow: bool, quiet: bool) -> anyhow::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout());
     let mut failure = None;
     let each = |event: TailEvent<'_>| {
@@ -58,7 +66,13 @@ pub fn tail(from: &Address, since: u64, follow: bool, quiet: bool) -> anyhow::Re
             }
         }
     };
-    remote::tail(from, Index(since), follow, each)?;
+    remote::tail(
+        &from.address,
+        from.keys.load()?.as_ref(),
+        Index(since),
+        follow,
+        each,
+    )?;
     match failure {
         Some(error) => Err(error.into()),
         None => Ok(out.flush().map(|()| ExitCode::SUCCESS)?),
@@ -77,8 +91,8 @@ fn print(
     out.write_all(b"\n")
 }
 
-pub fn status(to: &Address, json: bool) -> anyhow::Result<ExitCode> {
-    let report = remote::status(to)?;
+pub fn status(to: &One, json: bool) -> anyhow::Result<ExitCode> {
+    let report = to.status()?;
     let mut out = io::stdout();
     if json {
         writeln!(out, "{}", as_json(&report))?;
@@ -159,8 +173,8 @@ fn describe(report: &StatusReport, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-pub fn check(to: &Address) -> anyhow::Result<ExitCode> {
-    let report = remote::status(to)?;
+pub fn check(to: &One) -> anyhow::Result<ExitCode> {
+    let report = to.status()?;
     let mut out = io::stdout();
     if report.outputs.is_empty() {
         writeln!(
@@ -205,7 +219,7 @@ pub fn member(change: MemberCommand) -> anyhow::Result<ExitCode> {
         MemberCommand::Remove { to, id } => (to, MemberChange::Remove { id: ReplicaId(id) }),
     };
     let mut out = io::stdout();
-    let done = to.client().change_members(&change, |text| {
+    let done = to.client()?.change_members(&change, |text| {
         // A closed pipe shows at the last line.
         let _ = writeln!(io::stdout(), "{text}");
     })?;
@@ -213,7 +227,8 @@ pub fn member(change: MemberCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn begin(to: &Address) -> anyhow::Result<ExitCode> {
-    writeln!(io::stdout(), "{}", remote::begin(to)?)?;
+pub fn begin(to: &One) -> anyhow::Result<ExitCode> {
+    let done = remote::begin(&to.address, to.keys.load()?.as_ref())?;
+    writeln!(io::stdout(), "{done}")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,12 +15,13 @@ mod digest;
 mod serve;
 
 use clap::{Args, Subcommand, ValueEnum};
-use plover_fabric::Spin;
+use plover_fabric::{Keys, Spin};
 use plover_log::Address;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::Arc;
 
 #[derive(Debug, Subcommand)]
 pub enum LogCommand {
@@ -44,8 +45,10 @@ pub enum LogCommand {
     #[command(after_help = "Example:\n  plover log tail --from 192.0.2.10:7100 --follow")]
     Tail {
         /// The address at which that replica serves clients.
-        #[arg(long, value_name = "ADDRESS")]
-        from: Address,
+        #[arg(long = "from", value_name = "ADDRESS")]
+        address: Address,
+        #[command(flatten)]
+        keys: ClientKeys,
         /// Only entries after this index.
         #[arg(long, value_name = "INDEX", default_value_t = 0)]
         since: u64,
@@ -60,8 +63,10 @@ pub enum LogCommand {
     #[command(after_help = "Example:\n  plover log status --to 192.0.2.10:7100")]
     Status {
         /// The address at which the replica serves clients.
-        #[arg(long, value_name = "ADDRESS")]
-        to: Address,
+        #[arg(long = "to", value_name = "ADDRESS")]
+        address: Address,
+        #[command(flatten)]
+        keys: ClientKeys,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
@@ -70,8 +75,10 @@ pub enum LogCommand {
     #[command(after_help = "Example:\n  plover log check --to 192.0.2.10:7100")]
     Check {
         /// The address at which one of the replicas serves clients.
-        #[arg(long, value_name = "ADDRESS")]
-        to: Address,
+        #[arg(long = "to", value_name = "ADDRESS")]
+        address: Address,
+        #[command(flatten)]
+        keys: ClientKeys,
     },
     /// Add a replica to the group, or remove one.
     Member {
@@ -82,8 +89,10 @@ pub enum LogCommand {
     #[command(after_help = "Example:\n  plover log begin --to 192.0.2.10:7100")]
     Begin {
         /// The address at which the replica with the lowest id serves clients.
-        #[arg(long, value_name = "ADDRESS")]
-        to: Address,
+        #[arg(long = "to", value_name = "ADDRESS")]
+        address: Address,
+        #[command(flatten)]
+        keys: ClientKeys,
     },
 }
 
@@ -118,6 +127,34 @@ pub struct Targets {
     /// Give up after this many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     patience: u64,
+    #[command(flatten)]
+    keys: ClientKeys,
+}
+
+/// The keys of a client, for replicas that were started with `--key`.
+#[derive(Debug, Args)]
+pub struct ClientKeys {
+    /// The file with this client's private key (`plover key new`): the replicas trust it as `client` or `admin`.
+    #[arg(long, value_name = "FILE", requires = "trust")]
+    key: Option<PathBuf>,
+    /// The file with the public keys of the replicas (`plover key trust`).
+    #[arg(long, value_name = "FILE", requires = "key")]
+    trust: Option<PathBuf>,
+}
+
+impl ClientKeys {
+    fn load(&self) -> anyhow::Result<Option<Arc<Keys>>> {
+        let (Some(key), Some(trust)) = (&self.key, &self.trust) else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(Keys::load_of_client(key, trust)?)))
+    }
+}
+
+/// One replica that is asked.
+pub struct One {
+    address: Address,
+    keys: ClientKeys,
 }
 
 #[derive(Debug, Args)]
@@ -132,8 +169,8 @@ pub struct ServeOptions {
     /// The address at which to serve clients: HOST:PORT, or the path of a unix socket.
     #[arg(long, value_name = "ADDRESS")]
     client_listen: Option<Address>,
-    /// Let clients in from other hosts: their connections are neither encrypted nor authenticated, and every client may
-    /// append, read, and change the members.
+    /// Clients have no keys, though this replica has, or they come from other hosts: their connections are neither
+    /// encrypted nor authenticated, and every client may append, read, and change the members.
     #[arg(long, requires = "client_listen")]
     client_plaintext: bool,
     /// The directory for the promise and the log. Without it, nothing outlives the process.
@@ -164,10 +201,11 @@ pub struct ServeOptions {
     /// The size in MiB of the newest entries to keep; older entries are trimmed.
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     retain_mib: usize,
-    /// The file with this replica's private key (`plover key new`): links between replicas are under TLS then.
+    /// The file with this replica's private key (`plover key new`): links between replicas and connections of clients over
+    /// TCP are under TLS then.
     #[arg(long, value_name = "FILE", requires = "trust")]
     key: Option<PathBuf>,
-    /// The file with the public keys of all replicas (`plover key trust`), the same for all.
+    /// The file with the public keys of all replicas and clients (`plover key trust`), the same for all.
     #[arg(long, value_name = "FILE", requires = "key")]
     trust: Option<PathBuf>,
     /// Without keys: links between hosts are neither encrypted nor authenticated.
@@ -239,15 +277,20 @@ pub fn run(command: LogCommand) -> anyhow::Result<ExitCode> {
         LogCommand::Serve(options) => serve::run(&options),
         LogCommand::Append { to, text } => client::append(to, &text),
         LogCommand::Tail {
-            from,
+            address,
+            keys,
             since,
             follow,
             quiet,
-        } => client::tail(&from, since, follow, quiet),
-        LogCommand::Status { to, json } => client::status(&to, json),
-        LogCommand::Check { to } => client::check(&to),
+        } => client::tail(&One { address, keys }, since, follow, quiet),
+        LogCommand::Status {
+            address,
+            keys,
+            json,
+        } => client::status(&One { address, keys }, json),
+        LogCommand::Check { address, keys } => client::check(&One { address, keys }),
         LogCommand::Member { change } => client::member(change),
-        LogCommand::Begin { to } => client::begin(&to),
+        LogCommand::Begin { address, keys } => client::begin(&One { address, keys }),
     }
 }
 

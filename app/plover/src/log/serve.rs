@@ -20,7 +20,8 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     let _log_thread = logging::to_error_output().in_background();
     let config = config(options)?;
     check_door(options)?;
-    let fabric = fabric(options, &config)?;
+    let keys = keys(options)?;
+    let fabric = fabric(options, &config, keys.clone())?;
     let mut server = match &options.dir {
         Some(dir) => {
             Server::in_directory(config, fabric, LogDigest::default(), dir, &options.group)?
@@ -28,7 +29,7 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
         None => Server::in_memory(config, fabric, LogDigest::default())?,
     };
     if let Some(address) = &options.client_listen {
-        let address = server.listen(address)?;
+        let address = server.listen_with(address, keys.filter(|_| !options.client_plaintext))?;
         output::line(format_args!(
             "replica {} serves clients on {address}",
             options.id
@@ -40,13 +41,18 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Clients' connections are plain, so other hosts are let in only on purpose.
+/// Without keys, other hosts' clients are let in only on purpose.
 fn check_door(options: &ServeOptions) -> anyhow::Result<()> {
     match &options.client_listen {
-        Some(Address::Tcp(door)) if !door.ip().is_loopback() && !options.client_plaintext => bail!(
-            "--client-listen {door} lets clients of other hosts in, and their connections have no keys: listen on loopback or \
-             on a unix socket, or give --client-plaintext on a network that nobody else reaches"
-        ),
+        Some(Address::Tcp(door))
+            if !door.ip().is_loopback() && options.key.is_none() && !options.client_plaintext =>
+        {
+            bail!(
+                "--client-listen {door} lets clients of other hosts in, and there are no keys: give --key and --trust (see \
+                 `plover key new`), listen on loopback or on a unix socket, or give --client-plaintext on a network that \
+                 nobody else reaches"
+            )
+        }
         _ => Ok(()),
     }
 }
@@ -115,7 +121,11 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fabric + Send>> {
+fn fabric(
+    options: &ServeOptions,
+    config: &Config,
+    keys: Option<Arc<Keys>>,
+) -> anyhow::Result<Box<dyn Fabric + Send>> {
     let group = options.group.clone();
     let me = config.me;
     ensure!(
@@ -130,7 +140,7 @@ fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fab
         FabricArgument::Tcp => {
             let (listen, peers) = addresses(options)?;
             let mut config = TcpConfig::new(group, me, listen, peers);
-            config.keys = keys(options)?;
+            config.keys = keys;
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricArgument::Shm => {
@@ -141,7 +151,7 @@ fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fab
         }
         FabricArgument::Ofi => {
             let (listen, peers) = addresses(options)?;
-            open_ofi(options, (me, listen), peers)
+            open_ofi(options, (me, listen), peers, keys)
         }
     }
 }
@@ -152,6 +162,9 @@ fn keys(options: &ServeOptions) -> anyhow::Result<Option<Arc<Keys>>> {
         let ids = options.peers.iter().map(|peer| ReplicaId(peer.id));
         let keys = Keys::load(key, trust, ReplicaId(options.id), ids)?;
         return Ok(Some(Arc::new(keys)));
+    }
+    if options.fabric == FabricArgument::Shm {
+        return Ok(None);
     }
     let addresses = options.peers.iter().filter_map(|peer| peer.address);
     let far = addresses.into_iter().find(|it| !it.ip().is_loopback());
@@ -189,6 +202,7 @@ fn open_ofi(
     options: &ServeOptions,
     (me, listen): (ReplicaId, SocketAddr),
     peers: Vec<(ReplicaId, SocketAddr)>,
+    keys: Option<Arc<Keys>>,
 ) -> anyhow::Result<Box<dyn Fabric + Send>> {
     use plover_fabric::ofi::{OfiConfig, OfiFabric};
     let provider = options.ofi_provider.as_deref().context(
@@ -197,7 +211,7 @@ fn open_ofi(
     )?;
     let mut config = OfiConfig::new(options.group.clone(), me, listen, peers, provider);
     config.spin = options.spin;
-    config.keys = keys(options)?;
+    config.keys = keys;
     Ok(Box::new(OfiFabric::new(config)?))
 }
 
@@ -206,6 +220,7 @@ fn open_ofi(
     _: &ServeOptions,
     _: (ReplicaId, SocketAddr),
     _: Vec<(ReplicaId, SocketAddr)>,
+    _: Option<Arc<Keys>>,
 ) -> anyhow::Result<Box<dyn Fabric + Send>> {
     bail!(
         "--fabric ofi is not part of this build of plover: choose tcp, or install libfabric-dev \
@@ -238,7 +253,7 @@ mod tests {
 
     fn opened(line: &str) -> anyhow::Result<Box<dyn Fabric + Send>> {
         let options = options(line);
-        fabric(&options, &config(&options)?)
+        fabric(&options, &config(&options)?, keys(&options)?)
     }
 
     #[test]
@@ -278,6 +293,7 @@ mod tests {
             ("--client-listen ./door", true),
             ("--client-listen 0.0.0.0:0", false),
             ("--client-listen 192.0.2.1:7 --client-plaintext", true),
+            ("--client-listen 192.0.2.1:7 --key k --trust t", true),
             ("--client-listen 192.0.2.1:7", false),
         ] {
             let line = format!("--id 0 --peer 0=127.0.0.1:0 {door}");
@@ -324,7 +340,8 @@ mod tests {
                 );
                 let options = options(&line);
                 let config = config(&options).expect("a group");
-                let fabric = fabric(&options, &config).expect("libfabric's tcp is always there");
+                let fabric =
+                    fabric(&options, &config, None).expect("libfabric's tcp is always there");
                 Server::in_memory(config, fabric, LogDigest::default()).expect("a replica")
             })
             .collect();

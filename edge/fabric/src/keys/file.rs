@@ -1,7 +1,6 @@
 //! The files that hold keys.
 
-use super::{KeyError, PrivateKey, PublicKey};
-use plover_types::ReplicaId;
+use super::{Holder, KeyError, PrivateKey, PublicKey};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,22 +9,22 @@ use std::path::{Path, PathBuf};
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// The first lines of a trust file.
 const TRUST_FILE_BEGINS: &str = "\
-# The public keys of the group's replicas, the same on all hosts: an id and a key a line. A key is added by
-# `plover key trust`, and trusted until its line is removed.
+# The public keys of the group's replicas, the same on all hosts: an id and a key a line; for clients of a log
+# `client` or `admin` and a key. A key is added by `plover key trust`, and trusted until its line is removed.
 ";
 
 /// Adds a line to a trust file, which is made if it is not there. `false` if the key was trusted already.
 ///
 /// # Errors
 /// The file cannot be read or written, or is no trust file.
-pub fn trust(path: &Path, replica: ReplicaId, key: PublicKey) -> Result<bool, KeyError> {
+pub fn trust(path: &Path, holder: Holder, key: PublicKey) -> Result<bool, KeyError> {
     let old = match read(path, "") {
         Err(KeyError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             TRUST_FILE_BEGINS.into()
         }
         old => old?,
     };
-    if parse(path, &old)?.contains(&(replica, key)) {
+    if parse(path, &old)?.contains(&(holder, key)) {
         return Ok(false);
     }
     let newline = if old.is_empty() || old.ends_with('\n') {
@@ -33,7 +32,7 @@ pub fn trust(path: &Path, replica: ReplicaId, key: PublicKey) -> Result<bool, Ke
     } else {
         "\n"
     };
-    let text = format!("{old}{newline}{} {key}\n", replica.0);
+    let text = format!("{old}{newline}{holder} {key}\n");
     // Replicas that run read this file: it is replaced whole.
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -82,16 +81,15 @@ pub fn make_all(private: &[PathBuf], trusted: &Path) -> Result<(), KeyError> {
 }
 
 /// The ids and keys of a trust file.
-pub(super) fn parse(path: &Path, text: &str) -> Result<Vec<(ReplicaId, PublicKey)>, KeyError> {
+pub(super) fn parse(path: &Path, text: &str) -> Result<Vec<(Holder, PublicKey)>, KeyError> {
     let lines = content(text).map(|(number, line)| {
         let mut words = line.split_whitespace();
         let words = (words.next(), words.next(), words.next());
         let entry = match words {
-            (Some(id), Some(key), None) => id
-                .parse()
-                .map_err(|_| format!("'{id}' is no replica's id"))
-                .and_then(|id| Ok((ReplicaId(id), key.parse()?))),
-            _ => Err("a line has a replica's id and a public key".into()),
+            (Some(holder), Some(key), None) => {
+                holder.parse().and_then(|holder| Ok((holder, key.parse()?)))
+            }
+            _ => Err("a line has a replica's id, `client` or `admin`, and a public key".into()),
         };
         entry.map_err(|why| KeyError::Form {
             path: path.into(),

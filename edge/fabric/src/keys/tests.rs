@@ -54,7 +54,7 @@ fn the_trust_file_is_read_again_and_a_broken_one_changes_nothing() {
     own.write_new(&key_file).unwrap();
     let load = || Keys::load(&key_file, &file, IDS[0], IDS);
     assert!(load().unwrap_err().to_string().contains("plover key trust"));
-    assert!(trust(&file, IDS[0], own.public()).unwrap());
+    assert!(trust(&file, IDS[0].into(), own.public()).unwrap());
     assert!(matches!(
         load(),
         Err(KeyError::Missing {
@@ -62,11 +62,14 @@ fn the_trust_file_is_read_again_and_a_broken_one_changes_nothing() {
             ..
         })
     ));
-    assert!(trust(&file, IDS[1], old).unwrap());
-    assert!(!trust(&file, IDS[1], old).unwrap(), "it is trusted already");
+    assert!(trust(&file, IDS[1].into(), old).unwrap());
+    assert!(
+        !trust(&file, IDS[1].into(), old).unwrap(),
+        "it is trusted already"
+    );
     let keys = load().unwrap();
     assert!(keys.trusts(IDS[1], old) && !keys.trusts(IDS[0], old) && !keys.trusts(IDS[1], new));
-    trust(&file, IDS[1], new).unwrap();
+    trust(&file, IDS[1].into(), new).unwrap();
     assert!(keys.trusts(IDS[1], old) && keys.trusts(IDS[1], new), "both");
     for broken in ["1 nonsense", "", "# nothing\n"] {
         fs::write(&file, broken).unwrap();
@@ -75,7 +78,7 @@ fn the_trust_file_is_read_again_and_a_broken_one_changes_nothing() {
     fs::write(&file, format!("# a note\n\n 1  {new}")).unwrap();
     assert!(!keys.trusts(IDS[1], old) && keys.trusts(IDS[1], new));
     assert!(
-        trust(&file, IDS[0], old).unwrap(),
+        trust(&file, IDS[0].into(), old).unwrap(),
         "no newline stood at the end"
     );
     let error = load().unwrap_err();

@@ -2,6 +2,7 @@
 
 use crate::Keys;
 use crate::keys::PublicKey;
+use crate::tls::Expected;
 use plover_types::ReplicaId;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData, StreamOwned};
@@ -31,7 +32,8 @@ impl Stream {
             return Ok(Self(Box::new(socket)));
         };
         let name = ServerName::try_from("replica").expect("a name");
-        let mut tls = ClientConnection::new(keys.client(peer), name).map_err(io::Error::other)?;
+        let mut tls = ClientConnection::new(keys.client(Expected::Replica(peer)), name)
+            .map_err(io::Error::other)?;
         shake(&mut tls, &socket)?;
         Ok(Self(Box::new(StreamOwned::new(tls, socket))))
     }
@@ -44,7 +46,8 @@ impl Stream {
         let Some(keys) = keys else {
             return Ok(Self(Box::new(socket)));
         };
-        let mut tls = ServerConnection::new(keys.server()).map_err(io::Error::other)?;
+        let mut tls =
+            ServerConnection::new(keys.server(Expected::AnyReplica)).map_err(io::Error::other)?;
         shake(&mut tls, &socket)?;
         Ok(Self(Box::new(StreamOwned::new(tls, socket))))
     }

@@ -1,6 +1,6 @@
 //! The keys that the two sides of a connection show and accept.
 
-use crate::keys::{Keys, PublicKey};
+use crate::keys::{Holder, Keys, PublicKey};
 use plover_types::ReplicaId;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
@@ -44,13 +44,10 @@ impl Keys {
         Arc::new(CertifiedKey::new(vec![self.public().to_spki().into()], key))
     }
 
-    /// How to dial `peer`.
-    pub(crate) fn client(self: &Arc<Self>, peer: ReplicaId) -> Arc<ClientConfig> {
+    /// How to dial the `expected` holder of a key.
+    pub(crate) fn client(self: &Arc<Self>, expected: Expected) -> Arc<ClientConfig> {
         let keys = self.clone();
-        let verifier = Arc::new(Verifier {
-            keys,
-            peer: Some(peer),
-        });
+        let verifier = Arc::new(Verifier { keys, expected });
         let resolver = AlwaysResolvesClientRawPublicKeys::new(self.certified());
         let builder = ClientConfig::builder_with_provider(provider().clone());
         let mut config = builder
@@ -64,10 +61,10 @@ impl Keys {
         Arc::new(config)
     }
 
-    /// How to answer any peer.
-    pub(crate) fn server(self: &Arc<Self>) -> Arc<ServerConfig> {
+    /// How to answer the `expected` holder of a key.
+    pub(crate) fn server(self: &Arc<Self>, expected: Expected) -> Arc<ServerConfig> {
         let keys = self.clone();
-        let verifier = Arc::new(Verifier { keys, peer: None });
+        let verifier = Arc::new(Verifier { keys, expected });
         let resolver = AlwaysResolvesServerRawPublicKeys::new(self.certified());
         let builder = ServerConfig::builder_with_provider(provider().clone());
         let mut config = builder
@@ -84,8 +81,28 @@ impl Keys {
 #[derive(Debug)]
 struct Verifier {
     keys: Arc<Keys>,
-    /// The replica that was dialled; `None` on the side that listens, which knows it by its greeting.
-    peer: Option<ReplicaId>,
+    expected: Expected,
+}
+
+/// The other side of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Expected {
+    /// The replica that was dialled.
+    Replica(ReplicaId),
+    /// Any replica: the one that listens knows the other by its greeting, and a client of a log takes each.
+    AnyReplica,
+    /// A client of a log.
+    Client,
+}
+
+impl Expected {
+    fn is(self, holder: Holder) -> bool {
+        match self {
+            Self::Replica(peer) => holder == Holder::Replica(peer),
+            Self::AnyReplica => matches!(holder, Holder::Replica(_)),
+            Self::Client => matches!(holder, Holder::Client | Holder::Admin),
+        }
+    }
 }
 
 /// The other side shows a key that is not trusted.
@@ -101,14 +118,19 @@ impl Verifier {
         };
         let key = PublicKey::from_spki(spki);
         let key = key.ok_or_else(|| untrusted("it shows no Ed25519 key".into()))?;
-        let holders = self.keys.replicas_of(key);
-        match (self.peer, &holders[..]) {
-            (Some(peer), holders) if holders.contains(&peer) => Ok(()),
-            (Some(_), [other, ..]) => Err(untrusted(format!(
+        let holders = self.keys.holders_of(key);
+        if holders.iter().any(|holder| self.expected.is(*holder)) {
+            return Ok(());
+        }
+        match (self.expected, &holders[..]) {
+            (Expected::Replica(_), [Holder::Replica(other), ..]) => Err(untrusted(format!(
                 "it shows the key of {other}: compare the addresses of `group.replica`, and each host's key"
             ))),
-            (None, [_, ..]) => Ok(()),
-            (_, []) => Err(untrusted(format!(
+            (Expected::Client, _) => Err(untrusted(format!(
+                "it shows the key {key}, which is trusted neither as a client's nor as an administrator's; if it is \
+                 the right one, run `plover key trust FILE client {key}`"
+            ))),
+            _ => Err(untrusted(format!(
                 "it shows the key {key}, which is not trusted; if it is the right one, run `plover key trust`"
             ))),
         }

@@ -110,8 +110,8 @@ fn a_key_is_rotated() {
         key.write_new(&key_file(n)).unwrap();
     }
     let [zero, old, new] = all.each_ref().map(PrivateKey::public);
-    trust(&file, R0, zero).unwrap();
-    trust(&file, R1, old).unwrap();
+    trust(&file, plover_fabric::keys::Holder::Replica(R0), zero).unwrap();
+    trust(&file, plover_fabric::keys::Holder::Replica(R1), old).unwrap();
     let load = |me: ReplicaId, n| {
         let keys = Keys::load(&key_file(n), &file, me, [R0, R1]);
         Some(Arc::new(keys.expect("they fit")))
@@ -124,7 +124,7 @@ fn a_key_is_rotated() {
     };
     let mut fabrics = [open(config(R0, 0)), open(config(R1, 1))];
     drive(&mut fabrics, |_, events| both_up(events));
-    trust(&file, R1, new).unwrap();
+    trust(&file, plover_fabric::keys::Holder::Replica(R1), new).unwrap();
     let [a, b] = fabrics;
     drop(b);
     let mut fabrics = [a, open(config(R1, 2))];

@@ -4,12 +4,14 @@ mod disk;
 mod generations;
 mod group;
 mod remote;
+mod tls;
 
-use plover_fabric::{BoxedFabric, TcpConfig, TcpFabric};
+use plover_fabric::{BoxedFabric, Keys, TcpConfig, TcpFabric};
 use plover_log::{Address, Config, Server, StateMachine, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -114,9 +116,15 @@ struct Running {
 }
 
 impl Running {
-    fn start(mut server: Server<Sum>) -> Self {
+    fn start(server: Server<Sum>) -> Self {
+        Self::start_with(server, None)
+    }
+
+    /// With keys, clients need one, too.
+    fn start_with(mut server: Server<Sum>, keys: Option<Arc<Keys>>) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let address = server.listen(&Address::Tcp(any)).expect("it listens");
+        let address = server.listen_with(&Address::Tcp(any), keys);
+        let address = address.expect("it listens");
         let stopper = server.stopper();
         let thread = std::thread::spawn(move || server.run().expect("the server runs"));
         Self {

@@ -68,7 +68,7 @@ fn read(address: &Address, since: Index, follow: bool, max: usize) -> Vec<Vec<u8
             ControlFlow::Continue(())
         }
     };
-    remote::tail(address, since, follow, each).unwrap();
+    remote::tail(address, None, since, follow, each).unwrap();
     seen
 }
 
@@ -88,7 +88,7 @@ fn the_log_is_read_from_every_replica_also_while_it_grows() {
     for reader in readers {
         assert_eq!(reader.join().unwrap(), texts);
     }
-    let leads = |it: &&Address| remote::status(it).is_ok_and(|it| it.leader == Some(it.id));
+    let leads = |it: &&Address| remote::status(it, None).is_ok_and(|it| it.leader == Some(it.id));
     let leader = addresses.iter().find(leads).expect("it has just answered");
     let rest = read(leader, Index(1500), false, 2000);
     // Reports of outputs take places in the log too, 10 from each replica.
@@ -114,7 +114,7 @@ fn a_client_that_does_not_read_is_not_read() {
             std::thread::sleep(std::time::Duration::from_millis(3));
             ControlFlow::Continue(())
         };
-        remote::tail(&Address::Tcp(address), Index(0), false, each).unwrap();
+        remote::tail(&Address::Tcp(address), None, Index(0), false, each).unwrap();
         seen
     });
     client.append(&[1]).unwrap();
@@ -140,7 +140,7 @@ fn noise_ends_the_connection_and_nothing_else() {
     Remote::new(addresses.clone(), PATIENCE)
         .append(&[1])
         .unwrap();
-    let status = remote::status(&addresses[0]).unwrap();
+    let status = remote::status(&addresses[0], None).unwrap();
     assert_eq!(status.rejected, 2);
 }
 
@@ -152,7 +152,7 @@ fn too_large_and_nobody_there() {
     assert!(matches!(error, RemoteError::TooLarge { .. }), "{error}");
     client.append(&[1]).unwrap();
     drop(running);
-    let error = remote::status(&addresses[0]).unwrap_err().to_string();
+    let error = remote::status(&addresses[0], None).unwrap_err().to_string();
     assert!(error.contains("cannot reach"), "{error}");
     let mut client = Remote::new(addresses, std::time::Duration::from_millis(200));
     let error = client.append(&[1]).unwrap_err().to_string();
