@@ -29,8 +29,6 @@ pub(crate) struct Peer {
     refusal: Option<Refusal>,
     /// The copy that this replica is the source of. Only one peer has one.
     copy: Option<Stream>,
-    /// The attempt of the last copy that was opened to it.
-    pub last_copy: Option<u64>,
 }
 
 impl Peer {
@@ -45,7 +43,6 @@ impl Peer {
             died: None,
             refusal: None,
             copy: None,
-            last_copy: None,
         }
     }
 }
@@ -182,12 +179,6 @@ impl Peers {
         if let Some(peer) = self.get_mut(stream.peer) {
             peer.copy = Some(stream);
         }
-    }
-
-    /// The attempt of the last copy that was opened to a peer that is linked now.
-    pub fn last_copy_to(&self, id: ReplicaId) -> Option<u64> {
-        let peer = self.0.iter().find(|peer| peer.id == id && peer.is_linked);
-        peer.and_then(|peer| peer.last_copy)
     }
 
     pub fn end_copy(&mut self) {

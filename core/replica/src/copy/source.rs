@@ -13,9 +13,6 @@ impl Context {
     pub(crate) fn open_copy(&mut self, peer: ReplicaId, purpose: CopyPurpose) -> u64 {
         self.copies.opened += 1;
         let attempt = self.copies.opened;
-        if let Some(peer) = self.peers.get_mut(peer) {
-            peer.last_copy = Some(attempt);
-        }
         if self.peers.copy().is_none_or(|s| s.peer != peer) {
             let drawn = self.config.seed ^ self.now.0.rotate_left(32) ^ attempt;
             let id = SplitMix64::new(drawn).next_u64();

@@ -9,7 +9,7 @@
 //!
 //!  end mark ────────────────────▶ Ack, load, run: a secondary
 //!  gives the join up      ✂ Ack
-//!  tells it, at once or when the link is up again ▶ it leaves
+//!  tells it ────────────────────▶ it leaves
 //!  goes on with another one ────▶ in-sync set of two others, or a syncvm before any set that names it: it leaves
 //! ```
 

@@ -188,16 +188,6 @@ impl Leader {
         });
     }
 
-    /// The link to a peer is up or down. The message that its join had failed may be lost. Of a set that is proposed it
-    /// is not known yet whether the peer counts by it, nor of those proposed before.
-    pub(crate) fn tell_ended(&mut self, cx: &mut Context, peer: ReplicaId) {
-        let is_out = self.proposed.is_none() && !cx.group.in_sync.contains(peer);
-        if let Some(attempt) = cx.peers.last_copy_to(peer).filter(|_| is_out) {
-            let why = "the link broke".to_string();
-            cx.send_bulk(peer, Body::CopyFailed { attempt, why });
-        }
-    }
-
     /// The joiner's hypervisor stands: its pages are compared, and round 0 copies those that differ.
     pub(crate) fn join_opened(&mut self, cx: &mut Context, attempt: u64, warm: bool) {
         let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {

@@ -193,7 +193,6 @@ impl Leader {
         if self.join.as_ref().is_some_and(|j| j.peer == peer) {
             self.fail_join(cx, "the link to the joining replica broke");
         }
-        self.tell_ended(cx, peer);
         // It may have been started again, without its copy.
         self.copied.take_if(|(_, new)| *new == peer);
     }
