@@ -53,7 +53,7 @@ pub enum ControlError {
     Refused(String),
 }
 
-/// What an operator does when no daemon is reached.
+/// The advice behind an error that reached no daemon.
 fn what_to_do(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::PermissionDenied => "; run this as root, or as the user of the replica",

@@ -108,7 +108,7 @@ impl Lab {
     }
 
     /// The same with the last `count` lines of its log.
-    pub(crate) fn last_log(&self, id: u8, what: &str, count: usize) -> String {
+    pub fn last_log(&self, id: u8, what: &str, count: usize) -> String {
         let last = indented(&last_lines(&self.files(id).log(), count));
         format!("replica {id} {what}; the end of its log:\n{last}")
     }

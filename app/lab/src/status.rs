@@ -119,14 +119,15 @@ impl GroupStatus {
     /// The replica behind `control` does not answer.
     pub fn ask(control: &Control) -> Result<Self, ControlError> {
         let (asked, answers) = control.group()?;
+        Ok(Self::of_answers(asked, &answers))
+    }
+
+    /// The same of what [`Control::group`] has returned.
+    pub fn of_answers(asked: u64, answers: &[Value]) -> Self {
         let own = answers.iter().find(|answer| answer["id"] == asked);
         let text = |key: &str| own.and_then(|own| own[key].as_str()).unwrap_or_default();
         let replicas = answers.iter().filter_map(ReplicaStatus::answered).collect();
-        Ok(Self::of(
-            text("group").into(),
-            text("policy").into(),
-            replicas,
-        ))
+        Self::of(text("group").into(), text("policy").into(), replicas)
     }
 
     fn of(name: String, policy: String, replicas: Vec<ReplicaStatus>) -> Self {

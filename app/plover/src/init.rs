@@ -6,7 +6,7 @@ mod seed;
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use group::{Group, GroupOptions, bytes_of};
+use group::{Group, GroupOptions, bytes_of, write_new};
 use plover_types::Mac;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub struct InitOptions {
     /// qemu-img reads.
     #[arg(long, value_name = "FILE")]
     image: Option<PathBuf>,
-    /// What a cloud image is to do at its first boot: cloud-init's user data, such as a file that begins with
+    /// cloud-init's user data, by which a cloud image configures itself at its first boot, such as a file that begins with
     /// `#cloud-config`. The guest gets it on a small disk of its own, which it cannot write.
     #[arg(long, value_name = "FILE")]
     cloud_init: Option<PathBuf>,
@@ -58,7 +58,8 @@ pub fn run(options: &InitOptions) -> Result<ExitCode> {
         None => None,
     };
     if let Some(seed) = &seed {
-        seed::write_new(&seed.file, &seed.content)?;
+        // User data often has secrets.
+        write_new(&seed.file, &seed.content, 0o600)?;
     }
     let files = group.write().inspect_err(|_| {
         if let Some(seed) = &seed {

@@ -46,6 +46,7 @@ pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
 pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
     let control = Control::in_run_dir(run_dir);
     let (asked, replicas) = control.group()?;
+    let newest = GroupStatus::of_answers(asked, &replicas).newest_disks();
     let mut others = Vec::new();
     for said in replicas {
         if let Some(why) = said["silent"].as_str() {
@@ -67,13 +68,13 @@ pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
         }
     }
     let answer = match control.request(&json!({"op": "bootstrap", "others": others})) {
-        Err(ControlError::Refused(why)) => bail!("{why}{}", where_to_boot(&control, asked)),
+        Err(ControlError::Refused(why)) => bail!("{why}{}", where_to_boot(newest, asked)),
         answer => answer?,
     };
     if let Some(why) = answer["in_vain"].as_str() {
         bail!(
             "no new guest is booted: {why}{}",
-            where_to_boot(&control, asked)
+            where_to_boot(newest, asked)
         );
     }
     output::line("the guest boots; `plover status` says when it is protected")?;
@@ -81,10 +82,7 @@ pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
 }
 
 /// Names the replica that has the newest disks, if it is another one than the one that was asked.
-fn where_to_boot(control: &Control, asked: u64) -> String {
-    let newest = GroupStatus::ask(control)
-        .ok()
-        .and_then(|it| it.newest_disks());
+fn where_to_boot(newest: Option<u8>, asked: u64) -> String {
     match newest.filter(|newest| u64::from(*newest) != asked) {
         Some(newest) => format!(
             ". Replica {newest} has the newest whole copy of the disks: set group.first_leader = {newest} in the files of all \

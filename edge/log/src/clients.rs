@@ -232,7 +232,7 @@ impl Clients {
                 self.accept();
             } else if let Some(line) = self.lobby.as_mut().and_then(|it| it.advance(name, now)) {
                 let key = line.peer_key();
-                // What came with the end of the handshake is not shown by epoll again.
+                // Epoll does not show again what came with the end of the handshake.
                 let mut connection = Connection::new(Way::Tls(Box::new(line)), key);
                 connection.read();
                 self.connections.insert(ConnectionId(name), connection);

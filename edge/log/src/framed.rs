@@ -30,7 +30,7 @@ impl AsFd for Way {
     }
 }
 
-/// What a read has found.
+/// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Took {
     /// The end of the stream.

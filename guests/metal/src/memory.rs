@@ -1,4 +1,4 @@
-//! What the compiler expects of a C library: copying, filling, comparing.
+//! The functions of a C library that the compiler calls: copying, filling, comparing.
 
 use core::arch::asm;
 

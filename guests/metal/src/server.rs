@@ -35,7 +35,7 @@ static mut ANSWER: Answer = Answer {
     count: 0,
 };
 
-/// What a connection is in the middle of.
+/// The state of a connection.
 #[derive(Clone, Copy)]
 enum Doing {
     /// A request.
@@ -66,6 +66,13 @@ struct Shared {
     store: &'static mut Store,
     words: &'static mut Words,
     answer: &'static mut Answer,
+}
+
+/// All that a connection works with while it has its turn.
+struct Turn<'a> {
+    shared: &'a mut Shared,
+    writer: &'a mut Writer,
+    clock: &'a Clock,
 }
 
 impl Server {
@@ -117,28 +124,27 @@ impl Server {
         clock: &Clock,
     ) -> bool {
         let mut any = false;
+        let mut turn = Turn {
+            shared: &mut self.shared,
+            writer,
+            clock,
+        };
         for connection in &mut self.connections {
             let socket = sockets.get_mut::<Socket>(connection.socket);
-            any |= connection.serve(socket, &mut self.shared, writer, clock);
+            any |= connection.serve(socket, &mut turn);
         }
         any
     }
 }
 
 impl Connection {
-    fn serve(
-        &mut self,
-        socket: &mut Socket<'static>,
-        shared: &mut Shared,
-        writer: &mut Writer,
-        clock: &Clock,
-    ) -> bool {
+    fn serve(&mut self, socket: &mut Socket<'static>, turn: &mut Turn<'_>) -> bool {
         if !socket.is_open() {
             (self.filled, self.doing) = (0, Doing::Reading);
             return socket.listen(PORT).is_ok();
         }
         let mut any = false;
-        while self.step(socket, shared, writer, clock) {
+        while self.step(socket, turn) {
             any = true;
         }
         let is_read = !socket.may_recv() && !socket.is_listening();
@@ -150,15 +156,9 @@ impl Connection {
     }
 
     /// One request, or a piece of one. Whether there was anything to do.
-    fn step(
-        &mut self,
-        socket: &mut Socket<'static>,
-        shared: &mut Shared,
-        writer: &mut Writer,
-        clock: &Clock,
-    ) -> bool {
+    fn step(&mut self, socket: &mut Socket<'static>, turn: &mut Turn<'_>) -> bool {
         match self.doing {
-            Doing::Reading => self.read(socket, shared, writer, clock),
+            Doing::Reading => self.read(socket, turn),
             Doing::Closing => {
                 let drop = |ins: &mut [u8]| (ins.len(), ());
                 let _ = socket.recv(drop);
@@ -198,9 +198,9 @@ impl Connection {
                 self.doing = Doing::Taking(left - taken, all);
                 if left == taken && room(socket) >= ANSWER_BYTES {
                     self.doing = Doing::Reading;
-                    shared.answer.count = 0;
-                    let _ = write!(shared.answer, ":{all}\r\n");
-                    shared.answer.send(socket);
+                    turn.shared.answer.count = 0;
+                    let _ = write!(turn.shared.answer, ":{all}\r\n");
+                    turn.shared.answer.send(socket);
                     return true;
                 }
                 taken > 0
@@ -208,28 +208,22 @@ impl Connection {
         }
     }
 
-    fn read(
-        &mut self,
-        socket: &mut Socket<'static>,
-        shared: &mut Shared,
-        writer: &mut Writer,
-        clock: &Clock,
-    ) -> bool {
+    fn read(&mut self, socket: &mut Socket<'static>, turn: &mut Turn<'_>) -> bool {
         let came = socket.recv_slice(&mut self.request[self.filled..]);
         self.filled += came.unwrap_or(0);
         if self.filled == 0 || room(socket) < ANSWER_BYTES {
             return false;
         }
-        shared.answer.count = 0;
+        turn.shared.answer.count = 0;
         let input = &self.request[..self.filled];
-        let used = match shared.words.parse(input) {
+        let used = match turn.shared.words.parse(input) {
             Parsed::Request(bytes) => {
-                let mut words = shared.words.of(&input[..bytes]);
+                let mut words = turn.shared.words.of(&input[..bytes]);
                 let mut work = Work {
-                    store: shared.store,
-                    answer: shared.answer,
-                    writer,
-                    clock,
+                    store: turn.shared.store,
+                    answer: turn.shared.answer,
+                    writer: turn.writer,
+                    clock: turn.clock,
                 };
                 if let Some(left) = work.execute(&mut words) {
                     self.doing = Doing::Sending(left);
@@ -241,12 +235,14 @@ impl Connection {
                 bytes
             }
             Parsed::Incomplete if self.filled < REQUEST_BYTES => return false,
-            Parsed::Incomplete => return self.refuse(socket, shared, "the request is too long"),
-            Parsed::Bad(why) => return self.refuse(socket, shared, why),
+            Parsed::Incomplete => {
+                return self.refuse(socket, turn.shared, "the request is too long");
+            }
+            Parsed::Bad(why) => return self.refuse(socket, turn.shared, why),
         };
         self.request.copy_within(used..self.filled, 0);
         self.filled -= used;
-        shared.answer.send(socket);
+        turn.shared.answer.send(socket);
         true
     }
 

@@ -1,4 +1,4 @@
-//! What the machine says of itself at the start: the command line and the memory (Xen's PVH protocol).
+//! The machine's description of itself at the start: the command line and the memory (Xen's PVH protocol).
 
 use core::ffi::CStr;
 use smoltcp::wire::Ipv4Cidr;
@@ -38,7 +38,7 @@ struct Entry {
     reserved: u32,
 }
 
-/// What was said.
+/// The parts of it that this guest uses.
 pub struct Start {
     cmdline: &'static str,
     free: [(u64, u64); REGIONS],

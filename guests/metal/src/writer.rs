@@ -6,7 +6,7 @@ use crate::start::REGIONS;
 const PAGES_A_TURN: u64 = 1024;
 const PAGE_BYTES: u64 = 4096;
 
-/// What is written into a page.
+/// The new content of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
     /// One word: how often the page was written. Two guests that write equally often have equal pages.

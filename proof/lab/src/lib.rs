@@ -219,13 +219,7 @@ pub fn with_lab<T>(
     if result.is_err() {
         // The lab, with its logs, is taken down next.
         for id in lab.ids() {
-            let log = std::fs::read_to_string(lab.files(id).log()).unwrap_or_default();
-            let lines: Vec<&str> = log.lines().collect();
-            let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
-            progress.say(format!(
-                "replica {id}, its last lines:\n{}",
-                last.join("\n")
-            ));
+            progress.say(lab.last_log(id, "is taken down", LAST_LINES));
         }
     }
     lab.down()?;

@@ -42,6 +42,25 @@ pub fn equal_slots(lab: &mut Experiment, count: usize) -> Result<()> {
     })
 }
 
+/// Keys for a lab whose slots are compared ([`equal_slots`]). Both sides hash the whole memory at every sync, so a
+/// replica's loop stands still much longer than usual, and the timeout must be longer than that.
+pub const COMPARED: &str = "
+[debug]
+checksum_each_sync = true
+trace_syncs = true
+[group]
+timeout_ms = 3000
+";
+
+/// As [`equal_slots`], of guests that differ between their syncs: without divergence nothing would be proved.
+pub fn equal_slots_of_divergent_guests(lab: &mut Experiment, count: usize) -> Result<()> {
+    equal_slots(lab, count)?;
+    let status = lab.lab().status();
+    let divergent = status.leader().map_or(0, |leader| leader.sync.divergent);
+    ensure!(divergent > 0, "the guests never diverged:\n{status}");
+    Ok(())
+}
+
 /// Waits until the witness has a warm copy.
 pub fn the_witness_is_warm(lab: &mut Experiment, since_us: u64) -> Result<()> {
     lab.wait("the witness is warm", |lab| {

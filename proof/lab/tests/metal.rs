@@ -15,7 +15,9 @@ use anyhow::{Context, Result, ensure};
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
 use plover_lab_proof::experiment::Experiment;
-use plover_lab_proof::script::{equal_slots, the_leader_dies};
+use plover_lab_proof::script::{
+    COMPARED, equal_slots, equal_slots_of_divergent_guests, the_leader_dies,
+};
 use plover_lab_proof::{overlay, prove};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,15 +30,6 @@ const SLOTS: usize = 200;
 /// The guest's own words (guests/README.md): pages a second, pages, and what is written: its clock, so that the two
 /// guests' pages always differ.
 const WRITE: &[u8] = b"WRITER 10000 200 clock\r\n";
-
-/// As in `racey.rs`: both sides hash the whole memory at every sync.
-const OVERLAY: &str = "
-[debug]
-checksum_each_sync = true
-trace_syncs = true
-[group]
-timeout_ms = 3000
-";
 
 /// Tells the guest to write.
 fn write_memory(lab: &Experiment) -> Result<()> {
@@ -56,10 +49,7 @@ fn write_memory(lab: &Experiment) -> Result<()> {
 
 fn under_kvm(lab: &mut Experiment) -> Result<()> {
     write_memory(lab)?;
-    equal_slots(lab, SLOTS)?;
-    let status = lab.lab().status();
-    let divergent = status.leader().map_or(0, |leader| leader.sync.divergent);
-    ensure!(divergent > 0, "the guests never diverged:\n{status}");
+    equal_slots_of_divergent_guests(lab, SLOTS)?;
     the_leader_dies(lab)?;
     // The third replica has the guest now, from a copy.
     equal_slots(lab, 1)
@@ -72,7 +62,7 @@ fn a_guest_under_kvm_outlives_its_leader() {
         eprintln!("skipped: /dev/kvm: {error}");
         return;
     }
-    let overlay = overlay(OVERLAY);
+    let overlay = overlay(COMPARED);
     let options = Options {
         guest: Guest::Metal,
         accel: Some("kvm".into()),

@@ -1,10 +1,10 @@
 //! The paper's Racey check (PLOVER §6.1): two threads that race without locks make the two guests differ
 //! in every slot. After each syncvm both memories must be equal all the same.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use plover_lab::options::Options;
 use plover_lab_proof::experiment::Experiment;
-use plover_lab_proof::script::equal_slots;
+use plover_lab_proof::script::{COMPARED, equal_slots_of_divergent_guests};
 use plover_lab_proof::{overlay, prove, role};
 use std::io::Write;
 
@@ -14,26 +14,11 @@ const SLOTS: usize = 200;
 /// Checkpoints to compare: fewer, because each carries all that was written, raced or not.
 const CHECKPOINTS: usize = 50;
 
-/// Both sides hash the whole memory at every sync, so a replica's loop stands still much longer than
-/// usual. The timeout must be longer than that.
-const OVERLAY: &str = "
-[debug]
-checksum_each_sync = true
-trace_syncs = true
-[group]
-timeout_ms = 3000
-";
-
 fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
     let leader = lab.lab().find(&role("leader"))?;
     let mut console = lab.lab().control(leader).console()?;
     console.write_all(b"racey -n 0 &\n")?;
-    equal_slots(lab, slots)?;
-    // Without divergence nothing was proved.
-    let status = lab.lab().status();
-    let divergent = status.leader().map_or(0, |leader| leader.sync.divergent);
-    ensure!(divergent > 0, "the guests never diverged:\n{status}");
-    Ok(())
+    equal_slots_of_divergent_guests(lab, slots)
 }
 
 #[test]
@@ -49,7 +34,7 @@ fn checkpoints_of_a_guest_that_goes_on_are_whole() {
 }
 
 fn race_under(name: &str, policy: &str, slots: usize) {
-    let overlay = overlay(OVERLAY);
+    let overlay = overlay(COMPARED);
     let options = Options {
         policy: policy.parse().expect("there is such a policy"),
         vcpus: Some(2),

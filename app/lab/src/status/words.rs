@@ -1,4 +1,4 @@
-//! What one replica says of itself, in words.
+//! One replica's own answers, in words.
 
 use super::ReplicaStatus;
 
@@ -77,9 +77,7 @@ impl ReplicaStatus {
             mebibytes(behind)
         ))
     }
-}
 
-impl ReplicaStatus {
     /// Why the replica that it offers a copy takes none.
     fn refused_in_words(&self, to: u64) -> Option<String> {
         let refused = self.more.get("copy_refused")?;

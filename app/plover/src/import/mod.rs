@@ -185,8 +185,6 @@ fn write(
         ),
         (group.file(hook::ENDING), script.clone()),
     ];
-    std::fs::create_dir_all(&options.group.to)
-        .with_context(|| format!("cannot create {}", options.group.to.display()))?;
     write_all_new(&others)?;
     let others: Vec<_> = others.into_iter().map(|(file, _)| file).collect();
     // The hook comes first, since it fails unless we are root. It goes again if the rest fails.

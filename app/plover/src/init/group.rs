@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A group's hosts, network and files: all but its guest.
@@ -156,8 +157,6 @@ impl<'a> Group<'a> {
             },
             trusted: self.file("trust"),
         };
-        std::fs::create_dir_all(&options.to)
-            .with_context(|| format!("cannot create {}", options.to.display()))?;
         let texts = (0..self.hosts.len()).map(|me| self.configuration(me));
         let texts: Vec<_> = files.configs.iter().cloned().zip(texts).collect();
         write_all_new(&texts)?;
@@ -299,7 +298,7 @@ impl<'a> Group<'a> {
 /// Writes files that must not exist yet, all of them or none.
 pub fn write_all_new(files: &[(PathBuf, String)]) -> Result<()> {
     for (made, (file, text)) in files.iter().enumerate() {
-        let written = write_new(file, text);
+        let written = write_new(file, text.as_bytes(), 0o666);
         if written.is_err() {
             for (made, _) in &files[..made] {
                 let _ = std::fs::remove_file(made);
@@ -310,15 +309,21 @@ pub fn write_all_new(files: &[(PathBuf, String)]) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file that must not exist yet.
-fn write_new(file: &Path, text: &str) -> Result<()> {
-    let mut made = File::create_new(file).with_context(|| {
+/// Writes a file that must not exist yet, with this mode but for the process' mask; its folder is made if it is missing.
+pub fn write_new(file: &Path, content: &[u8], mode: u32) -> Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(mode);
+    let mut made = options.open(file).with_context(|| {
         format!(
             "cannot write {}: choose another --to or --name, or remove it",
             file.display()
         )
     })?;
-    made.write_all(text.as_bytes()).inspect_err(|_| {
+    made.write_all(content).inspect_err(|_| {
         let _ = std::fs::remove_file(file);
     })?;
     Ok(())

@@ -3,9 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
-use std::fs::File;
 use std::io::{Cursor, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The label by which cloud-init finds the disk.
@@ -17,7 +15,7 @@ const MIB: usize = 1 << 20;
 const TABLES: usize = 64 << 10;
 
 /// The beginnings of user data that cloud-init understands; it ignores what begins otherwise.
-const BEGINNINGS: [&str; 4] = ["#", "## template:", "Content-Type:", "MIME-Version:"];
+const BEGINNINGS: [&str; 3] = ["#", "Content-Type:", "MIME-Version:"];
 
 /// Makes the disk's content, of whole MiB.
 ///
@@ -68,24 +66,6 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     let content = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     ensure!(!content.is_empty(), "{} is empty", file.display());
     Ok(content)
-}
-
-/// Writes a disk's content into a file that must not exist yet, and that only its owner may read: user data often has
-/// secrets.
-pub fn write_new(file: &Path, content: &[u8]) -> Result<()> {
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-    }
-    let mut options = File::options();
-    options.write(true).create_new(true).mode(0o600);
-    let made = { options.open(file) }.and_then(|mut made| made.write_all(content));
-    made.with_context(|| {
-        format!(
-            "cannot write {}: choose another --to or --name, or remove it",
-            file.display()
-        )
-    })
 }
 
 #[cfg(test)]

@@ -150,8 +150,8 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     );
     disks(&mut line, config, &fds.disks);
     if config.rng {
-        // What it gives differs between the hosts until the next sync, as what RDRAND gives does. Its state has none of
-        // the bytes, and it gives none while the guest stands. The last device: others keep their places.
+        // Its bytes differ between the hosts until the next sync, as RDRAND's do. Its state has none of them, and it gives
+        // none while the guest stands. The last device: others keep their places.
         let kind = match config.machine {
             Machine::Microvm => "device",
             _ => "pci",
