@@ -5,7 +5,7 @@ use crate::api::{Action, Note, Role};
 use crate::members::GroupRecord;
 use crate::replica::Replica;
 use apus::{Apus, Command, Phase as ConsensusPhase};
-use plover_types::{Index, Lane, Payload, ReplicaId, ReplicaSet, SyncNo, View};
+use plover_types::{Index, Lane, Micros, Payload, ReplicaId, ReplicaSet, SyncNo, View};
 
 /// Where the group stands.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(crate) struct Group {
     pub record: GroupRecord,
     /// Replicas that only the configuration file names, until a leader is known.
     pub contacts: ReplicaSet,
+    /// When the others are told the members again, if no leader is known then.
+    pub retell_at: Micros,
 }
 
 impl Group {
@@ -50,6 +52,7 @@ impl Group {
             delivered: base,
             sync_no: SyncNo(0),
             contacts: record.unknown(contacts),
+            retell_at: Micros::ZERO,
             record,
         }
     }

@@ -48,7 +48,10 @@ use crate::context::Context;
 use crate::replica::Replica;
 use apus::Members;
 use plover_syncvm::message::Body;
-use plover_types::{ReplicaId, ReplicaSet, Viewstamp, wire};
+use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp, wire};
+
+/// How often the members are told where no leader is known.
+const RETELL_EVERY: Micros = Micros::from_ms(1_000);
 
 impl Replica {
     /// Members are committed.
@@ -99,6 +102,29 @@ impl Replica {
             for peer in known.filter(|id| *id != me) {
                 self.cx.tell_members(peer);
             }
+        }
+    }
+
+    /// A leader says who the members are. Without one, those who know it say so again and again: the message of the last
+    /// leader may be lost, and a replica that waits for one that has left never finds the group empty.
+    pub(crate) fn retell_members(&mut self) {
+        let now = self.cx.now;
+        if now < self.retell_deadline() {
+            return;
+        }
+        self.cx.group.retell_at = now + RETELL_EVERY;
+        for peer in self.cx.group.record.known().iter() {
+            if self.cx.peers.is_linked(peer) {
+                self.cx.tell_members(peer);
+            }
+        }
+    }
+
+    pub(crate) fn retell_deadline(&self) -> Micros {
+        let group = &self.cx.group;
+        match group.leader.is_none() && group.record.is_of_the_log() {
+            true => group.retell_at,
+            false => Micros::NEVER,
         }
     }
 

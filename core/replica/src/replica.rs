@@ -213,6 +213,7 @@ impl Replica {
         loop {
             self.drain_consensus();
             self.drop_contacts();
+            self.retell_members();
             self.watch_hypervisor();
             self.watch_uplink();
             self.watch_planned();
@@ -311,6 +312,7 @@ impl Replica {
         let deadline = cx.group.core.deadline().min(phase_deadline);
         let deadline = deadline.min(self.follow_deadline()).min(cx.pace_deadline());
         let deadline = deadline.min(self.hypervisor_deadline());
+        let deadline = deadline.min(self.retell_deadline());
         Watch {
             deadline,
             sample_every: samples.then(|| cx.guest.activity.period()),

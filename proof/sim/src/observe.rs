@@ -197,9 +197,13 @@ impl World {
     }
 
     /// A new generation begins by `who`: no other replica may hold the state of the old one and be
-    /// named by the best log of those that are left.
+    /// named by the best log of those that are left. What a replica holds that is no member any more is out of date.
     fn check_nobody_held(&mut self, who: ReplicaId, generation: View) {
-        let others = || self.running().filter(|(id, _)| *id != who);
+        let log = &self.invariants.log;
+        let others = || {
+            let running = self.running();
+            running.filter(|(id, _)| *id != who && log.is_member(*id))
+        };
         let logs =
             others().filter(|(_, replica)| replica.consensus_core().generation() < generation);
         let best = logs

@@ -331,3 +331,35 @@ fn a_contact_is_dropped_once_a_leader_is_known() {
     let regrouped = |action: &Action| matches!(action, Action::Regroup(_));
     assert!(out.iter().any(regrouped), "{out:?}");
 }
+
+/// The message of the last leader may be lost, and its link need not have broken for that.
+#[test]
+fn without_a_leader_the_members_are_told_again_and_again() {
+    let address = |id: u8| (ReplicaId(id), format!("h:{id}"));
+    let record = GroupRecord {
+        generation: View(16),
+        index: Index(9),
+        left: set(&[3]),
+        ..GroupRecord::configured((0..3).map(address).collect())
+    };
+    let config = Config {
+        record,
+        ..Config::new(ReplicaId(0), set(&[0, 1, 2]), 16)
+    };
+    let start = Start::PromiseLost { least: View(16) };
+    let mut replica = Replica::new(config, start, Micros(1));
+    let (peer, up) = (ReplicaId(1), true);
+    replica.apply(Micros(2), Event::Link { peer, up }, &mut Vec::new());
+    let mut told_at = |second_tenths: u64| {
+        let mut out = Vec::new();
+        replica.apply(Micros(second_tenths * 100_000), Event::Tick, &mut out);
+        let to = |action: &Action| match action {
+            Action::Write { to, lane, .. } => (*lane == Lane::Bulk).then_some(*to),
+            _ => None,
+        };
+        out.iter().filter_map(to).collect::<Vec<_>>()
+    };
+    let told = [20, 25, 31, 32, 42].map(&mut told_at);
+    let (none, one) = (vec![], vec![ReplicaId(1)]);
+    assert_eq!(told, [one.clone(), none.clone(), one.clone(), none, one]);
+}

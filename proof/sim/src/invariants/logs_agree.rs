@@ -40,6 +40,8 @@ pub struct CommittedLog {
     entries: Vec<Committed>,
     /// The newest committed in-sync set.
     in_sync: ReplicaSet,
+    /// The newest committed members, unless they are still the first ones.
+    members: Option<ReplicaSet>,
     /// The place of each committed frame among the inputs, by the frame's bytes. Never iterated.
     inputs: HashMap<Vec<u8>, u64>,
     /// The place of each committed frame among those of its connection.
@@ -79,6 +81,19 @@ impl CommittedLog {
     /// The newest committed in-sync set.
     pub fn in_sync(&self) -> ReplicaSet {
         self.in_sync
+    }
+
+    /// Whether a replica is a member by the newest committed entry.
+    pub fn is_member(&self, who: ReplicaId) -> bool {
+        self.members.is_none_or(|members| members.contains(who))
+    }
+
+    /// The log of the next generation, with the members that this one has.
+    pub fn next_generation(&self) -> Self {
+        Self {
+            members: self.members,
+            ..Self::default()
+        }
     }
 
     /// The place of a frame among all committed inputs.
@@ -127,7 +142,8 @@ impl CommittedLog {
     fn learn(&mut self, entry: &Entry) {
         match entry.kind {
             EntryKind::InSync(set) => self.in_sync = set,
-            EntryKind::Noop | EntryKind::Members(_) | EntryKind::Version(_) => {}
+            EntryKind::Members(members) => self.members = Some(members.all()),
+            EntryKind::Noop | EntryKind::Version(_) => {}
             EntryKind::App => match wire::decode(&entry.payload) {
                 Ok(Payload::Inputs(frames) | Payload::Paced(_, frames)) => {
                     for frame in frames {

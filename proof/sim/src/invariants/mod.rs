@@ -104,7 +104,7 @@ impl Invariants {
     /// The operator let the group begin a new generation with a new guest. Promises to the old guest's
     /// clients end here.
     pub fn new_generation(&mut self) {
-        self.log = logs_agree::CommittedLog::default();
+        self.log = self.log.next_generation();
         self.external_consistency = external_consistency::ExternalConsistency::default();
         self.one_sender_a_slot.new_generation();
         self.inputs_in_order.new_generation();
