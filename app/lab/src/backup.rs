@@ -8,28 +8,31 @@
 //!
 //! A backup appears under its name when it is whole, and otherwise not at all. A command that is killed leaves a folder
 //! whose name begins with a dot and ends in `.part`.
+//!
+//! **Incremental.** A replica names each snapshot by a mark, and knows what was written since the last one whose backup is
+//! finished. A backup with that mark in `DIR` can be the base of the next one, whose images name those of the base as their
+//! backing files. The replica says what to leave out, and `qemu-img` does.
+
+mod manifest;
+
+pub use manifest::{DiskFile, Manifest};
 
 use crate::control::{Control, ControlError};
 use crate::progress::Progress;
-use anyhow::{Context, Result, bail, ensure};
-use plover_disk::export::export;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use manifest::{FORMAT, MANIFEST, chain, chain_of, checksum, verify};
+use plover_disk::export::{Base, export};
 use plover_disk::import::Source;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File, Permissions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-
-/// The file that says what a backup is.
-const MANIFEST: &str = "backup.json";
-
-/// The form of [`Manifest`] that this release writes and reads.
-const FORMAT: u32 = 1;
 
 /// A little longer than a replica waits for the next sync.
 const BEGUN_WITHIN: Duration = Duration::from_secs(12);
@@ -47,48 +50,8 @@ pub struct Limits {
     pub keep_mib: u64,
     /// MiB that are read a second at most.
     pub mib_per_s: u64,
-}
-
-/// The description of a backup, in `backup.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
-    /// The form of this file.
-    pub format: u32,
-    /// The group that it is of, and the replica from whose disks it was read.
-    pub group: String,
-    /// See `group`.
-    pub replica: u8,
-    /// The view and the sync as of which it is.
-    pub view: String,
-    /// See `view`.
-    pub sync: u64,
-    /// When it was begun, by the host's clock.
-    pub taken_at: String,
-    /// The release of Plover.
-    pub plover: String,
-    /// QEMU's release and the guest's machine.
-    pub qemu: String,
-    /// The guest's configuration, as far as a new group may want to know it.
-    pub guest: Value,
-    /// How many disks the guest only reads: they are not in it.
-    pub read_only_disks: usize,
-    /// The disks.
-    pub disks: Vec<DiskFile>,
-}
-
-/// A disk of a backup.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskFile {
-    /// Its number in the configuration, from 0.
-    pub disk: usize,
-    /// Its size.
-    pub bytes: u64,
-    /// The qcow2 image beside the manifest, its size and checksum.
-    pub file: String,
-    /// See `file`.
-    pub file_bytes: u64,
-    /// See `file`.
-    pub blake3: String,
+    /// Hold only the changes to an earlier backup, where there is one and it is known what they are.
+    pub incremental: bool,
 }
 
 /// The answer of a replica when a backup begins.
@@ -102,6 +65,9 @@ struct Begun {
     qemu: String,
     guest: Value,
     read_only_disks: usize,
+    mark: String,
+    /// The mark since which it knows what was written.
+    since: Option<String>,
     disks: Vec<BegunDisk>,
 }
 
@@ -128,6 +94,10 @@ pub fn take(
     );
     let mut lease = Lease::begin(control, limits)?;
     let begun = &lease.begun;
+    let chain = match limits.incremental {
+        true => find_base(begun, to, progress),
+        false => Vec::new(),
+    };
     let taken_at = OffsetDateTime::now_utc().replace_nanosecond(0)?;
     let taken_at = taken_at.format(&Rfc3339)?;
     // Without the colons, which other tools take for the end of a host's name.
@@ -143,20 +113,49 @@ pub fn take(
         qemu: begun.qemu.clone(),
         guest: begun.guest.clone(),
         read_only_disks: begun.read_only_disks,
+        mark: begun.mark.clone(),
+        base: chain.first().cloned(),
         disks: Vec::new(),
     };
+    let what = match &manifest.base {
+        Some(base) => format!("a backup of what {} has written since {base}", begun.group),
+        None => format!("a backup of {}", begun.group),
+    };
     progress.say(format_args!(
-        "a backup of {} begins, as of sync {} of view {}",
-        begun.group, begun.sync, begun.view
+        "{what} begins, as of sync {} of view {}",
+        begun.sync, begun.view
     ));
     let part = Part::make(to, &name)?;
     for i in 0..lease.begun.disks.len() {
-        let disk = copy(control, &mut lease, i, &part.folder, progress);
+        let disk = copy(control, &mut lease, i, &part, &chain, progress);
         manifest
             .disks
             .push(disk.context("nothing of this backup is kept")?);
     }
-    Ok((part.finish(&manifest)?, manifest))
+    let folder = part.finish(&manifest)?;
+    // If the replica does not hear it, the next one holds the changes to the same base as this one.
+    if let Err(error) = control.ask_again(&mut lease.stream, &json!({"finished": true})) {
+        progress.say(format_args!(
+            "the replica does not know that this backup is whole, so the next one begins from an earlier one ({error})"
+        ));
+    }
+    Ok((folder, manifest))
+}
+
+/// The backups in `to` of which a new one holds the changes, the newest first; none if it has to be whole, and says why.
+fn find_base(begun: &Begun, to: &Path, progress: &Progress) -> Vec<String> {
+    let chain = match &begun.since {
+        None => Err(anyhow!(
+            "replica {} does not know what was written since an earlier one: it has taken none since it started, or has \
+             opened its disks anew",
+            begun.replica
+        )),
+        Some(mark) => chain_of(mark, to),
+    };
+    chain.unwrap_or_else(|error| {
+        progress.say(format_args!("this backup is a whole one: {error:#}"));
+        Vec::new()
+    })
 }
 
 /// A running backup: it lasts as long as this connection.
@@ -200,17 +199,36 @@ fn copy(
     control: &Control,
     lease: &mut Lease,
     i: usize,
-    folder: &Path,
+    part: &Part,
+    chain: &[String],
     progress: &Progress,
 ) -> Result<DiskFile> {
     let BegunDisk { disk, bytes } = lease.begun.disks[i];
     let file = format!("disk-{disk}.qcow2");
-    let path = folder.join(&file);
-    let request = json!({"op": "backup_disk", "backup": lease.begun.backup, "disk": disk});
+    let path = part.folder.join(&file);
+    let request = json!({
+        "op": "backup_disk",
+        "backup": lease.begun.backup,
+        "disk": disk,
+        "only_changes": !chain.is_empty(),
+    });
+    let image = chain.first().map(|base| format!("../{base}/{file}"));
+    let folders: Vec<_> = chain
+        .iter()
+        .map(|name| part.named.with_file_name(name))
+        .collect();
+    let base = image.as_ref().map(|name| Base {
+        name,
+        folders: &folders,
+    });
     let (source, _) = control.open(&request)?;
     let mut ended = Ok(());
-    let tell = |percent| say_percent(progress, &format!("disk {disk}: written"), percent, bytes);
-    let copied = export(source, bytes, &path, tell, || {
+    let of = match base {
+        Some(_) => "what has changed".into(),
+        None => format!("{} MiB", bytes >> 20),
+    };
+    let tell = |percent| say_percent(progress, &format!("disk {disk}: written"), percent, &of);
+    let copied = export(source, bytes, &path, base, tell, || {
         ended = progress.check().map_err(Into::into);
         if ended.is_ok() && lease.looked_at.elapsed() >= LOOK_EVERY {
             ended = lease.check();
@@ -232,29 +250,10 @@ fn copy(
     })
 }
 
-fn say_percent(progress: &Progress, what: &str, percent: u8, bytes: u64) {
+fn say_percent(progress: &Progress, what: &str, percent: u8, of: &str) {
     if percent % TOLD_EVERY == 0 {
-        progress.say(format_args!("{what} {percent}% of {} MiB", bytes >> 20));
+        progress.say(format_args!("{what} {percent}% of {of}"));
     }
-}
-
-/// A file's size and checksum.
-fn checksum(path: &Path, progress: &Progress) -> Result<(u64, String)> {
-    let read = || -> Result<(u64, String)> {
-        let (mut file, mut hasher) = (File::open(path)?, blake3::Hasher::new());
-        let (mut bytes, mut part) = (0, vec![0; 1 << 20]);
-        loop {
-            progress.check()?;
-            match file.read(&mut part)? {
-                0 => return Ok((bytes, hasher.finalize().to_string())),
-                read => {
-                    bytes += read as u64;
-                    hasher.update(&part[..read]);
-                }
-            }
-        }
-    };
-    read().with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// The folder of a backup that is not whole yet. Dropping it removes it.
@@ -307,10 +306,12 @@ impl Drop for Part {
     }
 }
 
-/// A backup whose files are as they were written.
+/// A backup whose files, and those of the ones that it is based on, are as they were written.
 #[derive(Debug)]
 pub struct Backup {
     folder: PathBuf,
+    /// The folders of those that it is based on.
+    bases: Vec<PathBuf>,
     /// Its description.
     pub manifest: Manifest,
 }
@@ -321,47 +322,18 @@ impl Backup {
     /// # Errors
     /// There is no whole backup, or it is damaged.
     pub fn open(folder: &Path, progress: &Progress) -> Result<Self> {
-        let path = folder.join(MANIFEST);
-        let text = std::fs::read_to_string(&path).with_context(|| {
-            format!(
-                "{} is no whole backup: cannot read {}",
-                folder.display(),
-                path.display()
-            )
-        })?;
-        let written = serde_json::from_str::<Value>(&text);
-        let format = written.ok().and_then(|it| it["format"].as_u64());
-        ensure!(
-            format.is_none_or(|format| format == u64::from(FORMAT)),
-            "{} was written by another release (format {}, and this one has {FORMAT}): restore it with that release",
-            path.display(),
-            format.unwrap_or_default()
-        );
-        let manifest: Manifest = serde_json::from_str(&text)
-            .with_context(|| format!("{} is damaged: take another backup", path.display()))?;
-        for disk in &manifest.disks {
-            let path = folder.join(&disk.file);
-            ensure!(
-                Path::new(&disk.file).components().count() == 1,
-                "{} names a file outside of the backup: {}",
-                folder.join(MANIFEST).display(),
-                disk.file
-            );
-            let found = checksum(&path, progress)?;
-            ensure!(
-                found == (disk.file_bytes, disk.blake3.clone()),
-                "{} is damaged: it has {} bytes and the checksum {}, and had {} and {} when it was written; take another \
-                 backup",
-                path.display(),
-                found.0,
-                found.1,
-                disk.file_bytes,
-                disk.blake3
-            );
-            progress.say(format_args!("{} is verified", path.display()));
+        let folder = &folder
+            .canonicalize()
+            .with_context(|| format!("cannot find {}", folder.display()))?;
+        let chain = chain(folder)?;
+        for (name, manifest) in &chain {
+            verify(&folder.with_file_name(name), manifest, progress)?;
         }
+        let mut chain = chain.into_iter();
+        let (_, manifest) = chain.next().context("a chain begins with its backup")?;
         Ok(Self {
-            folder: folder.into(),
+            bases: chain.map(|(name, _)| folder.with_file_name(name)).collect(),
+            folder: folder.clone(),
             manifest,
         })
     }
@@ -391,9 +363,14 @@ impl Backup {
             made.push(path);
             let tell = |percent| {
                 let what = format!("{}: restored", path.display());
-                say_percent(progress, &what, percent, disk.bytes);
+                say_percent(
+                    progress,
+                    &what,
+                    percent,
+                    &format!("{} MiB", disk.bytes >> 20),
+                );
             };
-            let source = Source::look(&self.folder.join(&disk.file))?
+            let source = Source::look_with(&self.folder.join(&disk.file), &self.bases)?
                 .with_context(|| format!("{} is no qcow2 image", disk.file))?;
             ensure!(
                 source.bytes() == disk.bytes,

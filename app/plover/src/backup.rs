@@ -18,12 +18,14 @@ pub fn take(control: &Control, to: &Path, limits: Limits) -> Result<ExitCode> {
     let progress = Progress::interruptible(false)?;
     rustix::process::setpriority_process(None, NICE)?;
     let (folder, manifest) = backup::take(control, to, limits, &progress)?;
+    let stored: u64 = manifest.disks.iter().map(|disk| disk.file_bytes).sum();
     output::line(format_args!(
-        "{} has {} as of sync {} of view {}",
+        "{} has {} as of sync {} of view {}, in {} MiB",
         folder.display(),
         disks_in_words(&manifest),
         manifest.sync,
-        manifest.view
+        manifest.view,
+        stored.div_ceil(1 << 20)
     ))?;
     if manifest.read_only_disks > 0 {
         output::line(format_args!(

@@ -231,6 +231,10 @@ pub enum Command {
         /// Read so many MiB a second at most.
         #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
         mib_per_s: u64,
+        /// Hold only what was written since the last backup of this replica's disks, which has to be in DIR and to stay
+        /// there. If it is not, or the replica does not know what was written since, the backup is a whole one, and says so.
+        #[arg(long)]
+        incremental: bool,
         #[command(flatten)]
         at: At,
     },

@@ -118,11 +118,13 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             to,
             keep_mib,
             mib_per_s,
+            incremental,
             at,
         } => {
             let limits = Limits {
                 keep_mib,
                 mib_per_s,
+                incremental,
             };
             backup::take(&at.control()?, &to, limits)
         }

@@ -10,7 +10,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -23,8 +23,17 @@ fn image_bytes_max(disk_bytes: u64) -> u64 {
 /// How often the caller is asked whether to go on.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Makes the qcow2 image `to` of the disk of `bytes` that `from` serves, as long as `goes_on`. Calls `progress` with
-/// each finished percent.
+/// An image that a new one holds the changes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Base<'a> {
+    /// Its name, as seen from the folder of the new image.
+    pub name: &'a str,
+    /// Its folder, and those of the images that it holds the changes to in turn.
+    pub folders: &'a [PathBuf],
+}
+
+/// Makes the qcow2 image `to` of the disk of `bytes` that `from` serves, as long as `goes_on`. With `base` only of what
+/// `from` does not tell to be there. Calls `progress` with each finished percent.
 ///
 /// # Errors
 /// The disk cannot be read, there is no room, or the caller ended it. What was written of `to` is left to the caller.
@@ -32,6 +41,7 @@ pub fn export(
     from: UnixStream,
     bytes: u64,
     to: &Path,
+    base: Option<Base<'_>>,
     mut progress: impl FnMut(u8),
     mut goes_on: impl FnMut() -> bool,
 ) -> Result<(), DiskError> {
@@ -45,6 +55,10 @@ pub fn export(
     let mut command = Command::new("qemu-img");
     command
         .args(["convert", "-p", "-O", "qcow2"])
+        .args(
+            base.iter()
+                .flat_map(|base| ["-B", base.name, "-F", "qcow2"]),
+        )
         .args([source.as_ref(), to.as_os_str()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -55,7 +69,7 @@ pub fn export(
         });
     }
     let files = Files {
-        read: Vec::new(),
+        read: base.map_or_else(Vec::new, |base| base.folders.to_vec()),
         write: vec![to.clone()],
     };
     confine(&mut command, to, &files, image_bytes_max(bytes))?;

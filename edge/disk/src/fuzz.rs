@@ -3,7 +3,7 @@
 use crate::DiskSpec;
 use crate::image::Image;
 use crate::journal;
-use crate::nbd::{self, Backing};
+use crate::nbd::{self, Backing, Extent};
 use plover_types::DISK_BLOCK_BYTES;
 use std::io::{self, Cursor, Read, Write};
 use std::path::Path;
@@ -43,6 +43,14 @@ impl Backing for Plain {
 
     fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
         self.0.read(offset, to)
+    }
+
+    fn tells_extents(&self) -> bool {
+        true
+    }
+
+    fn extents(&self, _: u64, bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
+        Ok(vec![(bytes, Extent::Data)])
     }
 
     fn change(

@@ -1,6 +1,7 @@
 //! One raw image: the file, its size in blocks, and the blocks that were written.
 
 use crate::DiskSpec;
+use crate::changes::Changes;
 use crate::error::{DiskError, io_error};
 use crate::health::lock;
 use crate::holes;
@@ -44,6 +45,8 @@ pub(crate) struct Image {
     pub asked: Mutex<Option<Instant>>,
     /// While there is a snapshot: where blocks go before they are written, and the number of this image there.
     pub(crate) kept: Mutex<Option<(usize, Arc<Kept>)>>,
+    /// What was written since a backup.
+    pub(crate) changes: Mutex<Changes>,
 }
 
 impl Image {
@@ -121,6 +124,7 @@ impl Image {
             syncing: Mutex::new(()),
             asked: Mutex::new(None),
             kept: Mutex::new(None),
+            changes: Mutex::default(),
         })
     }
 
@@ -219,16 +223,22 @@ impl Image {
         Ok(())
     }
 
-    /// `runs` of blocks are about to be written: a snapshot keeps what is there.
+    /// `runs` of blocks are about to be written: a snapshot keeps what is there, and the next backup has what will be.
     fn keep(&self, runs: impl Iterator<Item = Range<u32>>) {
         let kept = lock(&self.kept).clone();
+        let mut changes = lock(&self.changes);
+        if kept.is_none() && changes.are_not_noted() {
+            return;
+        }
+        let runs: Vec<_> = runs.inspect(|run| changes.note(run)).collect();
+        drop(changes);
         if let Some((image, kept)) = kept {
-            kept.keep(image, runs, |offset, to| self.read(offset, to));
+            kept.keep(image, runs.into_iter(), |offset, to| self.read(offset, to));
         }
     }
 
     /// The runs among `blocks` that may not be zero.
-    fn data_in(&self, blocks: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    pub(crate) fn data_in(&self, blocks: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         let mut from = blocks.start;
         std::iter::from_fn(move || {
             let (start, end) = self.next_data(from)?;

@@ -28,6 +28,9 @@ use std::process::{Command, Stdio};
 /// Address space of `qemu-img`, which takes some 150 MiB and more for a large table of a qcow2 image.
 const TOOL_BYTES_MAX: u64 = 1 << 30;
 
+/// What it may take more for each folder of which it reads an image: the cache of a table is 32 MiB.
+const IMAGE_BYTES_MAX: u64 = 64 << 20;
+
 /// What `qemu-img` writes to inspect an image: its answer, to a pipe.
 const NO_FILE: u64 = 0;
 
@@ -85,6 +88,8 @@ pub struct Source {
     format: Format,
     /// Bytes of the raw copy, a multiple of a block.
     bytes: u64,
+    /// Folders with images that this one holds the changes to, beside its own.
+    beside: Vec<PathBuf>,
 }
 
 /// The answer of `qemu-img info`.
@@ -103,6 +108,14 @@ impl Source {
     /// It cannot be read, is not of the format that its name says, or is encrypted; or `qemu-img` is
     /// missing.
     pub fn look(path: &Path) -> Result<Option<Self>, DiskError> {
+        Self::look_with(path, &[])
+    }
+
+    /// As [`Self::look`], where the backing files may be in the folders `beside` as well.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn look_with(path: &Path, beside: &[PathBuf]) -> Result<Option<Self>, DiskError> {
         let Some(format) = Format::of_name(path) else {
             return Ok(None);
         };
@@ -114,7 +127,7 @@ impl Source {
             });
         }
         let arguments = ["info", "--output=json", "-f", format.name()];
-        let mut told = qemu_img(&arguments, path, None, NO_FILE)?;
+        let mut told = qemu_img(&arguments, path, beside, None, NO_FILE)?;
         let told = told.output().map_err(tool_error(path))?;
         let info: Info = match serde_json::from_slice(&told.stdout) {
             Ok(info) if told.status.success() => info,
@@ -128,6 +141,7 @@ impl Source {
             path: path.into(),
             format,
             bytes: info.virtual_size.div_ceil(block) * block,
+            beside: beside.into(),
         }))
     }
 
@@ -146,7 +160,8 @@ impl Source {
         let new = PathBuf::from(new);
         File::create(&new).map_err(io_error("cannot create the disk image", &new))?;
         let arguments = ["convert", "-p", "-f", self.format.name(), "-O", "raw"];
-        let mut command = qemu_img(&arguments, &self.path, Some(&new), self.bytes)?;
+        let to_new = Some(new.as_path());
+        let mut command = qemu_img(&arguments, &self.path, &self.beside, to_new, self.bytes)?;
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(tool_error(&self.path))?;
         let stdout = child.stdout.take().into_iter();
@@ -170,10 +185,12 @@ impl Source {
     }
 }
 
-/// `qemu-img` with these arguments, for an image that may be hostile. It writes at most `file_bytes_max` to `to`.
+/// `qemu-img` with these arguments, for an image that may be hostile. It reads its folder and those `beside`, and writes at
+/// most `file_bytes_max` to `to`.
 fn qemu_img(
     arguments: &[&str],
     image: &Path,
+    beside: &[PathBuf],
     to: Option<&Path>,
     file_bytes_max: u64,
 ) -> Result<Command, DiskError> {
@@ -186,7 +203,12 @@ fn qemu_img(
         .map(|to| std::path::absolute(to).map_err(io_error("cannot find", to)))
         .transpose()?;
     let files = Files {
-        read: image.parent().map(Into::into).into_iter().collect(),
+        read: image
+            .parent()
+            .into_iter()
+            .map(Into::into)
+            .chain(beside.iter().cloned())
+            .collect(),
         write: to.clone().into_iter().collect(),
     };
     let mut command = Command::new("qemu-img");
@@ -207,11 +229,12 @@ pub(crate) fn confine(
         return Err(DiskError::NotConfined(image.into()));
     }
     command.stdin(Stdio::null());
+    let address_bytes_max = TOOL_BYTES_MAX + IMAGE_BYTES_MAX * files.read.len() as u64;
     // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
     unsafe {
         command.pre_exec(move || {
             for (what, most) in [
-                (Resource::As, TOOL_BYTES_MAX),
+                (Resource::As, address_bytes_max),
                 (Resource::Fsize, file_bytes_max),
                 (Resource::Core, 0),
             ] {

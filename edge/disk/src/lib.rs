@@ -64,6 +64,7 @@
 //! # }
 //! ```
 
+mod changes;
 mod disks;
 mod error;
 pub mod export;

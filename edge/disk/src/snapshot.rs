@@ -13,13 +13,16 @@
 //! nothing of it is left when this process ends.
 //!
 //! The reader takes a block from the image first, and looks then whether it is kept. A writer keeps a block before it
-//! writes it. So a block that is not kept after it was read was read before any write.
+//! writes it. So a block that is not kept after it was read was read before any write, and the same holds for a hole.
+//!
+//! The reader of an incremental backup is told which blocks are as the backup before has them ([`crate::changes`]).
 
+use crate::changes::{CLUSTER_BLOCKS, Since};
 use crate::disks::{Blocks, Inner, cannot};
 use crate::error::advice;
 use crate::health::lock;
 use crate::image::Image;
-use crate::nbd::{self, Backing};
+use crate::nbd::{self, Backing, Extent};
 use plover_types::DISK_BLOCK_BYTES;
 use std::collections::HashMap;
 use std::fs::File;
@@ -36,6 +39,9 @@ const BLOCK: u64 = DISK_BLOCK_BYTES as u64;
 /// Blocks that are kept for one request at most: 16 MiB, which takes some 20 ms. A discard can name gigabytes, and a
 /// guest that waited for so many would delay the next sync.
 const KEPT_A_REQUEST: usize = 4096;
+
+/// Blocks that one answer about extents tells of at most: 64 MiB.
+const TOLD_AT_ONCE: u32 = (64 << 20) / DISK_BLOCK_BYTES as u32;
 
 /// How a snapshot is kept and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +66,9 @@ pub struct SnapshotDisk {
 pub struct Snapshot {
     inner: Weak<Inner>,
     disks: Vec<SnapshotDisk>,
+    mark: u64,
+    /// Of each of `disks`, what was written since the last backup that is finished.
+    since: Vec<Option<Since>>,
     kept: Arc<Kept>,
     pace: Mutex<Pace>,
 }
@@ -90,9 +99,17 @@ impl Snapshot {
         if writable().any(runs) {
             return Err("another backup of this guest runs: wait for its end".into());
         }
+        let mut mark = [0; 8];
+        rustix::rand::getrandom(&mut mark, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| format!("cannot get random bytes for the backup's mark: {error}"))?;
+        let mark = u64::from_le_bytes(mark);
         let kept = Arc::new(Kept::new(dir, limits.kept_bytes)?);
-        for image in writable() {
-            *lock(&inner.images[image].kept) = Some((image, Arc::clone(&kept)));
+        let mut since = Vec::new();
+        for number in writable() {
+            let image = &inner.images[number];
+            *lock(&image.kept) = Some((number, Arc::clone(&kept)));
+            let blocks = image.bytes().div_ceil(BLOCK) as u32;
+            since.push(lock(&image.changes).begin(mark, blocks));
         }
         Ok(Self {
             inner: Arc::downgrade(inner),
@@ -102,6 +119,8 @@ impl Snapshot {
                     bytes: inner.images[disk].bytes(),
                 })
                 .collect(),
+            mark,
+            since,
             kept,
             pace: Mutex::new(Pace {
                 bytes_per_s: limits.bytes_per_s.max(1),
@@ -113,6 +132,32 @@ impl Snapshot {
     /// Its disks.
     pub fn disks(&self) -> &[SnapshotDisk] {
         &self.disks
+    }
+
+    /// Names it: a later snapshot knows it by this ([`Self::since`]).
+    pub fn mark(&self) -> u64 {
+        self.mark
+    }
+
+    /// The mark of the last snapshot that was finished, if what was written since is known of all disks.
+    pub fn since(&self) -> Option<u64> {
+        let marks = self
+            .since
+            .iter()
+            .map(|since| since.as_ref().map(Since::mark));
+        marks
+            .reduce(|all, mark| all.filter(|_| all == mark))
+            .flatten()
+    }
+
+    /// The backup of it is safe: a later one need hold only what was written since.
+    pub fn finish(&self) {
+        let Some(inner) = self.inner.upgrade() else {
+            return;
+        };
+        for disk in &self.disks {
+            lock(&inner.images[disk.disk].changes).finish(self.mark);
+        }
     }
 
     /// The bytes of old content that are kept at present.
@@ -135,18 +180,25 @@ impl Snapshot {
         lock(&self.kept.state).end(why);
     }
 
-    /// Serves the disk of this number in the configuration over NBD, until the client leaves.
+    /// Serves the disk of this number in the configuration over NBD, until the client leaves. With `only_changes` the blocks
+    /// that were not written since the last finished snapshot are told as holes that are not zero: look elsewhere for them.
     ///
     /// # Errors
     /// The client violates the protocol, or there is no such disk in the snapshot.
-    pub fn serve(&self, disk: usize, mut stream: UnixStream) -> io::Result<()> {
-        let disk = self.disks.iter().find(|its| its.disk == disk);
-        let disk = *disk.ok_or(io::ErrorKind::NotFound)?;
+    pub fn serve(&self, disk: usize, only_changes: bool, mut stream: UnixStream) -> io::Result<()> {
+        let place = self.disks.iter().position(|its| its.disk == disk);
+        let place = place.ok_or(io::ErrorKind::NotFound)?;
         let export = Export {
             snapshot: self,
-            disk,
+            disk: self.disks[place],
+            since: self.since_of(place).filter(|_| only_changes),
         };
         nbd::serve(&mut stream, &export)
+    }
+
+    /// What was written of the disk at this place of [`Self::disks`] since the last snapshot that was finished.
+    pub(crate) fn since_of(&self, place: usize) -> Option<&Since> {
+        self.since[place].as_ref()
     }
 
     pub(crate) fn read(&self, disk: usize, offset: u64, to: &mut [u8]) -> Result<(), String> {
@@ -184,9 +236,34 @@ impl Drop for Snapshot {
 }
 
 /// One disk of a snapshot, for one NBD client.
-struct Export<'a> {
-    snapshot: &'a Snapshot,
-    disk: SnapshotDisk,
+pub(crate) struct Export<'a> {
+    pub snapshot: &'a Snapshot,
+    pub disk: SnapshotDisk,
+    /// The client has everything else.
+    pub since: Option<&'a Since>,
+}
+
+impl Export<'_> {
+    /// What `blocks` are, block by block, where `image` is as it was before any write that is not kept.
+    fn kinds(&self, image: &Image, blocks: Range<u32>) -> Vec<Extent> {
+        let mut kinds = vec![Extent::Zero; blocks.len()];
+        for run in image.data_in(blocks.clone()) {
+            let run = (run.start - blocks.start) as usize..(run.end - blocks.start) as usize;
+            kinds[run].fill(Extent::Data);
+        }
+        // After the image was looked at: a hole that was written meanwhile is kept.
+        let kept = lock(&self.snapshot.kept.state);
+        for (kind, block) in kinds.iter_mut().zip(blocks) {
+            if kept.slots.contains_key(&(self.disk.disk, block)) {
+                *kind = Extent::Data;
+            }
+            let is_new = |since: &Since| since.contains(block / CLUSTER_BLOCKS);
+            if !self.since.is_none_or(is_new) {
+                *kind = Extent::Elsewhere;
+            }
+        }
+        kinds
+    }
 }
 
 impl Backing for Export<'_> {
@@ -204,6 +281,34 @@ impl Backing for Export<'_> {
             self.snapshot.end(&why);
             io::Error::other(why)
         })
+    }
+
+    fn tells_extents(&self) -> bool {
+        true
+    }
+
+    fn extents(&self, offset: u64, bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
+        let blocks = (offset / BLOCK) as u32..(offset + bytes).div_ceil(BLOCK) as u32;
+        let blocks = blocks.start..blocks.end.min(blocks.start + TOLD_AT_ONCE);
+        let inner = self
+            .snapshot
+            .inner
+            .upgrade()
+            .ok_or_else(|| io::Error::other(REOPENED))?;
+        let kinds = self.kinds(&inner.images[self.disk.disk], blocks.clone());
+        // Else what was written anew is not known any more.
+        self.snapshot.kept_bytes().map_err(io::Error::other)?;
+        let (mut at, end) = (offset, offset + bytes);
+        let mut extents: Vec<(u64, Extent)> = Vec::new();
+        for (kind, block) in kinds.into_iter().zip(blocks) {
+            let part = ((u64::from(block) + 1) * BLOCK).min(end) - at;
+            at += part;
+            match extents.last_mut() {
+                Some((bytes, last)) if *last == kind => *bytes += part,
+                _ => extents.push((part, kind)),
+            }
+        }
+        Ok(extents)
     }
 
     fn change(

@@ -12,6 +12,7 @@ use crate::config::ConfigFile;
 use plover_disk::{Snapshot, SnapshotLimits};
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -221,11 +222,15 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
                 Ok(taken) => return backup(reader, writer, &taken),
                 Err(why) => json!({"error": why}),
             },
-            Ok(Op::BackupDisk { backup, disk }) => match running_backup(handle, backup) {
+            Ok(Op::BackupDisk {
+                backup,
+                disk,
+                only_changes,
+            }) => match running_backup(handle, backup) {
                 Ok(snapshot) => {
                     let _ = writeln!(writer, "{}", json!({"ok": true}));
                     // The client has waited for the answer, so nothing of it is in the reader's buffer.
-                    if let Err(error) = snapshot.serve(disk, reader.into_inner()) {
+                    if let Err(error) = snapshot.serve(disk, only_changes, reader.into_inner()) {
                         tracing::debug!(disk, %error, "the connection of a backup ended");
                     }
                     return;
@@ -301,6 +306,14 @@ fn running_backup(handle: &StopHandle, number: u64) -> Result<Arc<Snapshot>, Str
     answer.unwrap_or_else(|_| Err("this replica does not answer, or is ending".into()))
 }
 
+/// The client's question whether its backup is still good.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Question {
+    /// The backup is safe on storage: the next one may hold the changes to it.
+    finished: bool,
+}
+
 /// Tells the client about its backup, and at each further line whether it is still good. Ends it when the client leaves.
 fn backup(mut reader: BufReader<UnixStream>, mut writer: UnixStream, taken: &Taken) {
     let mut answer = taken.about.clone();
@@ -312,6 +325,10 @@ fn backup(mut reader: BufReader<UnixStream>, mut writer: UnixStream, taken: &Tak
             .is_ok_and(|bytes| bytes > 0)
         {
             break;
+        }
+        let asked = serde_json::from_str(&line);
+        if asked.is_ok_and(|question: Question| question.finished) {
+            taken.snapshot.finish();
         }
         answer = match taken.snapshot.kept_bytes() {
             Ok(kept_bytes) => json!({"ok": true, "kept_bytes": kept_bytes}),

@@ -24,12 +24,14 @@ const WRITERS: u64 = 4;
 const QUICK: Limits = Limits {
     keep_mib: 64,
     mib_per_s: 1024,
+    incremental: true,
 };
 
 /// A backup of the disk lasts long enough to be disturbed, and for the storm to write all of it anew.
 const SLOW: Limits = Limits {
     keep_mib: 64,
     mib_per_s: 4,
+    incremental: false,
 };
 
 fn options(disk: PathBuf) -> Options {
@@ -81,9 +83,14 @@ fn back_up(lab: &mut Lab, progress: &Progress, dir: &Path) -> Result<()> {
     ensure_says(&said, "No space left")?;
     let since = now_us();
 
-    std::fs::copy(&record, dir.join("before"))?;
+    // A whole one, and another one of what was written until then. The storm writes everywhere meanwhile.
     let control = lab.control(lab.find(&role("secondary"))?);
-    let (folder, _) = backup::take(&control, &to, SLOW, progress)?;
+    let (base, manifest) = backup::take(&control, &to, SLOW, progress)?;
+    ensure!(manifest.base.is_none(), "it is based on {manifest:?}");
+    std::fs::copy(&record, dir.join("before"))?;
+    let (folder, manifest) = backup::take(&control, &to, QUICK, progress)?;
+    let named = manifest.base.map(|base| to.join(base));
+    ensure!(named.as_ref() == Some(&base), "it is based on {named:?}");
     ensure!(!storm.has_failed(), "a writer failed");
     let mut traces = lab.traces();
     let alone = traces.take().into_iter().find(|event| {
@@ -96,7 +103,9 @@ fn back_up(lab: &mut Lab, progress: &Progress, dir: &Path) -> Result<()> {
     ensure!(alone.is_none(), "the guest was unprotected: {alone:?}");
     let backup = Backup::open(&folder, progress)?;
     backup.restore(&[dir.join("restored.raw")], progress)?;
-    std::fs::remove_dir_all(folder)?;
+    for folder in [folder, base] {
+        std::fs::remove_dir_all(folder)?;
+    }
 
     // The host that it is read from dies.
     let secondary = lab.find(&role("secondary"))?;

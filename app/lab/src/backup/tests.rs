@@ -8,12 +8,29 @@ fn quiet() -> Progress {
 
 /// A backup as [`take`] leaves one. `None` without `qemu-img`.
 fn backup(dir: &Path) -> Option<PathBuf> {
-    let part = Part::make(dir, "shop").unwrap();
-    let (raw, image) = (dir.join("raw"), part.folder.join("disk-0.qcow2"));
+    let raw = dir.join("raw");
     std::fs::write(&raw, vec![7; 1 << 20]).unwrap();
-    let mut tool = Command::new("qemu-img");
-    tool.args(["convert", "-f", "raw", "-O", "qcow2"]);
-    if tool.args([&raw, &image]).status().is_err() {
+    let raw = raw.to_str().unwrap();
+    make(
+        dir,
+        "shop",
+        None,
+        &["convert", "-f", "raw", "-O", "qcow2", raw],
+    )
+}
+
+/// One of what was written since that in the folder `base`: nothing.
+fn empty_backup(dir: &Path, name: &str, base: &str) -> PathBuf {
+    let image = format!("../{base}/disk-0.qcow2");
+    let create = ["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &image];
+    make(dir, name, Some(base.into()), &create).unwrap()
+}
+
+fn make(dir: &Path, name: &str, base: Option<String>, tool: &[&str]) -> Option<PathBuf> {
+    let part = Part::make(dir, name).unwrap();
+    let image = part.folder.join("disk-0.qcow2");
+    let made = Command::new("qemu-img").args(tool).arg(&image).status();
+    if made.is_err() {
         eprintln!("skipped: qemu-img does not run");
         return None;
     }
@@ -29,6 +46,8 @@ fn backup(dir: &Path) -> Option<PathBuf> {
         qemu: "7.2".into(),
         guest: json!({}),
         read_only_disks: 0,
+        mark: format!("mark of {name}"),
+        base,
         disks: vec![DiskFile {
             disk: 0,
             bytes: 1 << 20,
@@ -78,7 +97,7 @@ fn a_damaged_or_half_backup_is_refused() {
     std::fs::write(&image, &bytes).unwrap();
     refused("bytes and the checksum");
     let text = std::fs::read_to_string(&manifest).unwrap();
-    std::fs::write(&manifest, text.replace("\"format\": 1", "\"format\": 9")).unwrap();
+    std::fs::write(&manifest, text.replace("\"format\": 2", "\"format\": 9")).unwrap();
     refused("another release");
     std::fs::write(&manifest, text.replace("disk-0.qcow2", "../raw")).unwrap();
     refused("outside of the backup");
@@ -86,6 +105,52 @@ fn a_damaged_or_half_backup_is_refused() {
     refused("is damaged");
     std::fs::remove_file(&manifest).unwrap();
     refused("no whole backup");
+}
+
+#[test]
+fn a_chain_of_backups_is_whole_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    if backup(dir).is_none() {
+        return;
+    }
+    empty_backup(dir, "b", "shop");
+    let newest = empty_backup(dir, "c", "b");
+    // The disks are those of all three.
+    let disk = dir.join("new.raw");
+    let opened = Backup::open(&newest, &quiet()).unwrap();
+    opened
+        .restore(std::slice::from_ref(&disk), &quiet())
+        .unwrap();
+    assert!(std::fs::read(&disk).unwrap() == vec![7; 1 << 20]);
+    // The next one is based on the backup with the mark that the replica names, if that is there.
+    let chain = |mark: &str| chain_of(mark, dir).map_err(|error| format!("{error:#}"));
+    assert_eq!(chain("mark of c").unwrap(), ["c", "b", "shop"]);
+    let none = chain("another mark").unwrap_err();
+    assert!(none.contains("is not in"), "{none}");
+    // One of its bases is damaged, based on itself, or away.
+    let refused = |words: &str| {
+        let error = format!("{:#}", Backup::open(&newest, &quiet()).unwrap_err());
+        assert!(error.contains(words), "{error}");
+    };
+    let manifest = dir.join("b").join(MANIFEST);
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(
+        &manifest,
+        text.replace("\"base\": \"shop\"", "\"base\": \"c\""),
+    )
+    .unwrap();
+    refused("based on itself");
+    std::fs::write(
+        &manifest,
+        text.replace("\"base\": \"shop\"", "\"base\": \"..\""),
+    )
+    .unwrap();
+    refused("outside of the backup");
+    std::fs::write(&manifest, text).unwrap();
+    std::fs::rename(dir.join("shop"), dir.join("away")).unwrap();
+    refused("holds the changes to another backup");
+    assert!(chain("mark of c").unwrap_err().contains("shop"));
 }
 
 #[test]

@@ -14,6 +14,17 @@ use crate::image::Image;
 use protocol::{Command, REPLY_BYTES, REQUEST_BYTES, Request, TRANSFER_BYTES_MAX};
 use std::io::{self, Read, Write};
 
+/// What a run of bytes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// It has to be read.
+    Data,
+    /// It is zero.
+    Zero,
+    /// It is what the client has already.
+    Elsewhere,
+}
+
 /// What is served: an image for its guest, or a disk as it was ([`crate::Snapshot`]).
 pub(crate) trait Backing {
     /// Its size.
@@ -22,6 +33,14 @@ pub(crate) trait Backing {
     fn is_read_only(&self) -> bool;
     /// Reads, when that may be.
     fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()>;
+    /// Whether a client may ask for extents.
+    fn tells_extents(&self) -> bool {
+        false
+    }
+    /// What the bytes from `offset` are, as lengths in their order: all of them or fewer, and at least one.
+    fn extents(&self, _offset: u64, _bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Carries `change` out on the image, when that may be, and notes that these bytes have changed.
     fn change(
         &self,
@@ -39,7 +58,7 @@ pub(crate) trait Backing {
 
 /// Serves until the client leaves or violates the protocol.
 pub(crate) fn serve(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
-    shake_hands(stream, backing)?;
+    let session = shake_hands(stream, backing)?;
     let mut buffer = Vec::new();
     loop {
         let mut head = [0; REQUEST_BYTES];
@@ -48,7 +67,7 @@ pub(crate) fn serve(stream: &mut (impl Read + Write), backing: &impl Backing) ->
             read => read?,
         }
         backing.busy(true);
-        let answered = answer(stream, backing, &head, &mut buffer);
+        let answered = answer(stream, backing, session, &head, &mut buffer);
         backing.busy(false);
         if !answered? {
             return Ok(());
@@ -60,9 +79,19 @@ fn out_of_place(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The handshake. All options but GO are answered as unknown: a client that wants to leave then hangs up.
-fn shake_hands(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
+/// What client and server have agreed on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Session {
+    /// Reads are answered in chunks.
+    structured: bool,
+    /// The client may ask for extents.
+    extents: bool,
+}
+
+/// The handshake. Unknown options are answered as such: a client that wants to leave then hangs up.
+fn shake_hands(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<Session> {
     use protocol as p;
+    let mut session = Session::default();
     let mut greeting = p::GREETING.to_vec();
     greeting.extend(p::HANDSHAKE_FLAGS.to_be_bytes());
     stream.write_all(&greeting)?;
@@ -87,7 +116,26 @@ fn shake_hands(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::
                 for info in p::infos(backing.bytes(), backing.is_read_only()) {
                     reply(p::REPLY_INFO, &info)?;
                 }
-                return reply(p::REPLY_ACK, &[]);
+                reply(p::REPLY_ACK, &[])?;
+                return Ok(session);
+            }
+            p::OPTION_STRUCTURED_REPLY if backing.tells_extents() && data.is_empty() => {
+                session.structured = true;
+                reply(p::REPLY_ACK, &[])?;
+            }
+            p::OPTION_SET_META_CONTEXT if session.structured => {
+                match p::wants_extents(&data) {
+                    None => {
+                        reply(p::REPLY_INVALID, &[])?;
+                        continue;
+                    }
+                    Some(false) => session.extents = false,
+                    Some(true) => {
+                        session.extents = true;
+                        reply(p::REPLY_META_CONTEXT, &p::extents_context())?;
+                    }
+                }
+                reply(p::REPLY_ACK, &[])?;
             }
             _ => reply(p::REPLY_UNSUPPORTED, &[])?,
         }
@@ -98,39 +146,74 @@ fn shake_hands(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::
 fn answer(
     stream: &mut (impl Read + Write),
     backing: &impl Backing,
+    session: Session,
     head: &[u8; REQUEST_BYTES],
     buffer: &mut Vec<u8>,
 ) -> io::Result<bool> {
+    use protocol as p;
     let request = Request::decode(head).ok_or_else(|| out_of_place("no request"))?;
+    let chunked = session.structured && matches!(request.command, Command::Read | Command::Extents);
     // The answer's head is first in the buffer, so that one write sends all of it.
+    let head = if chunked { p::CHUNK_BYTES } else { REPLY_BYTES };
     buffer.clear();
-    buffer.resize(REPLY_BYTES, 0);
+    buffer.resize(head, 0);
     if request.command == Command::Write {
         if request.bytes > TRANSFER_BYTES_MAX {
             return Err(out_of_place("an endless write"));
         }
-        buffer.resize(REPLY_BYTES + request.bytes as usize, 0);
-        stream.read_exact(&mut buffer[REPLY_BYTES..])?;
+        buffer.resize(head + request.bytes as usize, 0);
+        stream.read_exact(&mut buffer[head..])?;
     }
     if request.command == Command::Disconnect {
         return Ok(false);
     }
-    let error = carry_out(backing, &request, buffer).err().unwrap_or(0);
-    if error != 0 || request.command != Command::Read {
-        buffer.truncate(REPLY_BYTES);
+    let error = match request.command {
+        Command::Extents if session.extents => tell_extents(backing, &request, buffer),
+        _ => carry_out(backing, &request, buffer),
+    };
+    let error = error.err().unwrap_or(0);
+    if chunked {
+        p::chunk(&request, error, buffer);
+    } else {
+        if error != 0 || request.command != Command::Read {
+            buffer.truncate(head);
+        }
+        buffer[..head].copy_from_slice(&p::reply(request.cookie, error));
     }
-    buffer[..REPLY_BYTES].copy_from_slice(&protocol::reply(request.cookie, error));
     stream.write_all(buffer)?;
     Ok(true)
+}
+
+/// Whether all bytes of a request lie inside what is served.
+fn is_inside(backing: &impl Backing, request: &Request) -> bool {
+    let end = request.offset.checked_add(u64::from(request.bytes));
+    end.is_some_and(|end| end <= backing.bytes())
+}
+
+/// Puts what the bytes of a request are into `buffer` after the answer's head.
+fn tell_extents(
+    backing: &impl Backing,
+    request: &Request,
+    buffer: &mut Vec<u8>,
+) -> Result<(), u32> {
+    if request.bytes == 0 || !is_inside(backing, request) {
+        return Err(protocol::EINVAL);
+    }
+    let extents = backing
+        .extents(request.offset, u64::from(request.bytes))
+        .map_err(|error| {
+            backing.failed("look at", &error);
+            protocol::EIO
+        })?;
+    let most = if request.only_one { 1 } else { extents.len() };
+    buffer.extend(protocol::extents(&extents[..most.min(extents.len())]));
+    Ok(())
 }
 
 /// Carries one request out. The data of a read or write is in `buffer` after the answer's head.
 fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) -> Result<(), u32> {
     let (offset, bytes) = (request.offset, u64::from(request.bytes));
-    let inside = offset
-        .checked_add(bytes)
-        .is_some_and(|end| end <= backing.bytes());
-    if !inside && request.command != Command::Flush {
+    if !is_inside(backing, request) && request.command != Command::Flush {
         return Err(protocol::EINVAL);
     }
     let changes = matches!(
@@ -143,8 +226,9 @@ fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) ->
     let done = match request.command {
         Command::Read if request.bytes > TRANSFER_BYTES_MAX => return Err(protocol::EINVAL),
         Command::Read => {
-            buffer.resize(REPLY_BYTES + request.bytes as usize, 0);
-            backing.read(offset, &mut buffer[REPLY_BYTES..])
+            let head = buffer.len();
+            buffer.resize(head + request.bytes as usize, 0);
+            backing.read(offset, &mut buffer[head..])
         }
         Command::Flush => backing.flush(),
         Command::Write => backing.change(offset, bytes, &mut |image| {
@@ -156,7 +240,7 @@ fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) ->
                 image.write_zeroes(offset, bytes, hole)
             })
         }
-        Command::Disconnect | Command::Unknown => return Err(protocol::EINVAL),
+        Command::Disconnect | Command::Extents | Command::Unknown => return Err(protocol::EINVAL),
     };
     let done = done.and_then(|()| {
         if changes && request.fua {

@@ -1,5 +1,7 @@
-//! The part of the NBD protocol (its `doc/proto.md`) that QEMU needs: the fixed newstyle handshake, and
-//! simple replies.
+//! The part of the NBD protocol (its `doc/proto.md`) that QEMU needs: the fixed newstyle handshake, and simple replies; for a
+//! backup also structured ones, with the metadata context `base:allocation`.
+
+use super::Extent;
 
 /// The server's first message.
 pub(super) const GREETING: [u8; 16] = *b"NBDMAGICIHAVEOPT";
@@ -11,12 +13,19 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 /// The fixed newstyle handshake (bit 0), without its padding (bit 1).
 pub(super) const HANDSHAKE_FLAGS: u16 = 0b11;
 
-/// The only option that the server knows: it names the export and ends the handshake.
+/// Names the export and ends the handshake.
 pub(super) const OPTION_GO: u32 = 7;
+/// Answers to reads come in chunks.
+pub(super) const OPTION_STRUCTURED_REPLY: u32 = 8;
+/// Names what the client will ask about: only of extents is anything known.
+pub(super) const OPTION_SET_META_CONTEXT: u32 = 10;
+const EXTENTS_CONTEXT: &[u8] = b"base:allocation";
+const EXTENTS_ID: u32 = 1;
 
 /// Answers to options.
 pub(super) const REPLY_ACK: u32 = 1;
 pub(super) const REPLY_INFO: u32 = 3;
+pub(super) const REPLY_META_CONTEXT: u32 = 4;
 pub(super) const REPLY_UNSUPPORTED: u32 = (1 << 31) | 1;
 pub(super) const REPLY_INVALID: u32 = (1 << 31) | 3;
 const INFO_EXPORT: u16 = 0;
@@ -33,6 +42,18 @@ const SEND_WRITE_ZEROES: u16 = 1 << 6;
 /// Flags of a request: durable before the answer; zeroes without a hole.
 const COMMAND_FUA: u16 = 1;
 const COMMAND_NO_HOLE: u16 = 1 << 1;
+const COMMAND_ONLY_ONE: u16 = 1 << 3;
+
+/// Chunks of a structured reply: the only one of its request, and what is in it.
+const CHUNK_MAGIC: u32 = 0x668e_33ef;
+const CHUNK_DONE: u16 = 1;
+const CHUNK_DATA: u16 = 1;
+const CHUNK_EXTENTS: u16 = 5;
+const CHUNK_ERROR: u16 = (1 << 15) | 1;
+
+/// Flags of an extent.
+const EXTENT_HOLE: u32 = 1;
+const EXTENT_ZERO: u32 = 1 << 1;
 
 /// The most bytes of an option, and of a read or write. QEMU splits longer requests.
 pub(super) const OPTION_BYTES_MAX: u32 = 4096;
@@ -48,6 +69,9 @@ pub(super) const ESHUTDOWN: u32 = 108;
 /// Bytes of a request without its data, and of a reply.
 pub(super) const REQUEST_BYTES: usize = 28;
 pub(super) const REPLY_BYTES: usize = 16;
+/// Bytes of a chunk before the data that were read, or before extents: its head, and an offset, or four bytes and a context.
+pub(super) const CHUNK_BYTES: usize = CHUNK_HEAD_BYTES + 8;
+const CHUNK_HEAD_BYTES: usize = 20;
 
 /// An option's number and the length of its data, if `bytes` begin one.
 pub(super) fn option(bytes: [u8; 16]) -> Option<(u32, u32)> {
@@ -79,6 +103,68 @@ pub(super) fn is_go(data: &[u8]) -> bool {
     parse().is_some()
 }
 
+/// Whether the data of [`OPTION_SET_META_CONTEXT`] names the extents; `None` if it is not well formed.
+pub(super) fn wants_extents(data: &[u8]) -> Option<bool> {
+    let (name, rest) = split(data)?;
+    let rest = rest.get(u32::from_be_bytes(name) as usize..)?;
+    let (count, mut rest) = split(rest)?;
+    let mut wants = false;
+    for _ in 0..u32::from_be_bytes(count) {
+        let (length, after) = split(rest)?;
+        let (query, after) = after.split_at_checked(u32::from_be_bytes(length) as usize)?;
+        wants |= query == EXTENTS_CONTEXT;
+        rest = after;
+    }
+    rest.is_empty().then_some(wants)
+}
+
+/// The data of [`REPLY_META_CONTEXT`].
+pub(super) fn extents_context() -> Vec<u8> {
+    [&EXTENTS_ID.to_be_bytes(), EXTENTS_CONTEXT].concat()
+}
+
+/// Extents, as they lie in a chunk.
+pub(super) fn extents(extents: &[(u64, Extent)]) -> Vec<u8> {
+    let one = |(bytes, kind): &(u64, Extent)| {
+        let flags = match kind {
+            Extent::Data => 0,
+            Extent::Zero => EXTENT_HOLE | EXTENT_ZERO,
+            Extent::Elsewhere => EXTENT_HOLE,
+        };
+        let bytes = u32::try_from(*bytes).unwrap_or(u32::MAX & !4095);
+        [bytes.to_be_bytes(), flags.to_be_bytes()].concat()
+    };
+    extents.iter().flat_map(one).collect()
+}
+
+/// Makes the only chunk that answers `request` of `buffer`, in which its data lie after [`CHUNK_BYTES`].
+pub(super) fn chunk(request: &Request, error: u32, buffer: &mut Vec<u8>) {
+    let kind = match request.command {
+        _ if error != 0 => CHUNK_ERROR,
+        Command::Extents => CHUNK_EXTENTS,
+        _ => CHUNK_DATA,
+    };
+    match kind {
+        CHUNK_ERROR => {
+            buffer.truncate(CHUNK_HEAD_BYTES);
+            buffer.extend(error.to_be_bytes());
+            // No words.
+            buffer.extend(0u16.to_be_bytes());
+        }
+        CHUNK_EXTENTS => {
+            buffer.drain(CHUNK_HEAD_BYTES..CHUNK_HEAD_BYTES + 4);
+            buffer[CHUNK_HEAD_BYTES..][..4].copy_from_slice(&EXTENTS_ID.to_be_bytes());
+        }
+        _ => buffer[CHUNK_HEAD_BYTES..][..8].copy_from_slice(&request.offset.to_be_bytes()),
+    }
+    let mut head = CHUNK_MAGIC.to_be_bytes().to_vec();
+    head.extend(CHUNK_DONE.to_be_bytes());
+    head.extend(kind.to_be_bytes());
+    head.extend(request.cookie.to_be_bytes());
+    head.extend(((buffer.len() - CHUNK_HEAD_BYTES) as u32).to_be_bytes());
+    buffer[..CHUNK_HEAD_BYTES].copy_from_slice(&head);
+}
+
 fn export_flags(read_only: bool) -> u16 {
     if read_only {
         HAS_FLAGS | READ_ONLY
@@ -108,6 +194,8 @@ pub(super) enum Command {
     Flush,
     Trim,
     WriteZeroes,
+    /// Asks what the bytes are.
+    Extents,
     Unknown,
 }
 
@@ -119,6 +207,8 @@ pub(super) struct Request {
     pub(super) fua: bool,
     /// The zeroes stay allocated.
     pub(super) no_hole: bool,
+    /// One extent is enough.
+    pub(super) only_one: bool,
     /// Returned with the answer.
     pub(super) cookie: u64,
     pub(super) offset: u64,
@@ -146,10 +236,12 @@ impl Request {
                 3 => Command::Flush,
                 4 => Command::Trim,
                 6 => Command::WriteZeroes,
+                7 => Command::Extents,
                 _ => Command::Unknown,
             },
             fua: flags & COMMAND_FUA != 0,
             no_hole: flags & COMMAND_NO_HOLE != 0,
+            only_one: flags & COMMAND_ONLY_ONE != 0,
             cookie: u64::from_be_bytes(cookie),
             offset: u64::from_be_bytes(offset),
             bytes: u32::from_be_bytes(length),

@@ -42,6 +42,8 @@ impl Write for Script {
 struct Plain {
     image: Image,
     busy: Cell<i32>,
+    /// The client may ask for extents.
+    tells: bool,
 }
 
 impl Backing for Plain {
@@ -53,6 +55,13 @@ impl Backing for Plain {
     }
     fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
         self.image.read(offset, to)
+    }
+    fn tells_extents(&self) -> bool {
+        self.tells
+    }
+    fn extents(&self, _: u64, bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
+        let kinds = [Extent::Zero, Extent::Elsewhere, Extent::Data];
+        Ok(kinds.map(|kind| (bytes / 3, kind)).into())
     }
     fn change(
         &self,
@@ -92,6 +101,7 @@ fn backing(read_only: bool) -> (tempfile::TempDir, Plain) {
         Plain {
             image,
             busy: Cell::new(0),
+            tells: false,
         },
     )
 }
@@ -231,4 +241,94 @@ proptest! {
         said.extend(option(number, &data));
         let _ = serve(&mut Script::new(said), &plain);
     }
+}
+
+/// The data of the option that names what will be asked about.
+fn contexts(names: &[&str]) -> Vec<u8> {
+    let mut data = 1u32.to_be_bytes().to_vec();
+    data.extend(b"x");
+    data.extend((names.len() as u32).to_be_bytes());
+    for name in names {
+        data.extend((name.len() as u32).to_be_bytes());
+        data.extend(name.as_bytes());
+    }
+    data
+}
+
+/// The answers to options are heard up to the information about the export; then those to requests.
+fn talk(plain: &Plain, options: &[(u32, Vec<u8>)], requests: &[Vec<u8>]) -> (Vec<u32>, Vec<u8>) {
+    let mut said = 3u32.to_be_bytes().to_vec();
+    for (number, data) in options {
+        said.extend(option(*number, data));
+    }
+    said.extend(option(7, &[0, 0, 0, 0, 0, 1, 0, 3]));
+    said.extend(requests.concat());
+    let mut script = Script::new(said);
+    serve(&mut script, plain).unwrap();
+    let (mut kinds, mut rest) = (Vec::new(), &script.heard[18..]);
+    loop {
+        let word = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
+        let (option, kind, length) = (word(8), word(12), word(16));
+        rest = &rest[20 + length as usize..];
+        match (option, kind) {
+            (7, 1) => return (kinds, rest.to_vec()),
+            (7, _) => {}
+            _ => kinds.push(kind),
+        }
+    }
+}
+
+#[test]
+fn a_client_that_may_is_told_extents() {
+    let (_dir, mut plain) = backing(true);
+    let agreed = [(8, Vec::new()), (10, contexts(&["base:allocation", "y"]))];
+    let extents = request(7, 0, 5, 0, 3 * 4096);
+    let unknown = (1 << 31) | 1;
+    let (kinds, _) = talk(&plain, &agreed, &[]);
+    assert_eq!(kinds, [unknown, unknown], "a guest's QEMU may not");
+    plain.tells = true;
+    let (kinds, heard) = talk(&plain, &agreed, &[extents.clone(), request(0, 0, 6, 9, 2)]);
+    assert_eq!(kinds, [1, 4, 1]);
+    let chunk = |kind: u16, cookie: u64, data: &[u8]| {
+        let mut bytes = 0x668e_33efu32.to_be_bytes().to_vec();
+        bytes.extend([0, 1]);
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        bytes
+    };
+    let words = [1u32, 4096, 3, 4096, 1, 4096, 0].map(u32::to_be_bytes);
+    let read = [&9u64.to_be_bytes()[..], &[5, 5]].concat();
+    assert_eq!(
+        heard,
+        [chunk(5, 5, &words.concat()), chunk(1, 6, &read)].concat()
+    );
+    // Outside, of nothing, and without having named them.
+    let error = [&22u32.to_be_bytes()[..], &[0, 0]].concat();
+    for (agreed, wrong) in [
+        (&agreed[..], request(7, 0, 5, BYTES, 1)),
+        (&agreed[..], request(7, 0, 5, 0, 0)),
+        (&agreed[..1], extents),
+    ] {
+        let (_, heard) = talk(&plain, agreed, &[wrong]);
+        assert_eq!(heard, chunk((1 << 15) | 1, 5, &error));
+    }
+}
+
+#[test]
+fn a_malformed_list_of_contexts_is_refused() {
+    let (_dir, mut plain) = backing(true);
+    plain.tells = true;
+    let whole = contexts(&["base:allocation"]);
+    let invalid = (1 << 31) | 3;
+    for length in 0..whole.len() {
+        let options = [(8, Vec::new()), (10, whole[..length].to_vec())];
+        assert_eq!(talk(&plain, &options, &[]).0, [1, invalid], "{length}");
+    }
+    let more = [&whole[..], &[0]].concat();
+    assert_eq!(
+        talk(&plain, &[(8, Vec::new()), (10, more)], &[]).0,
+        [1, invalid]
+    );
 }

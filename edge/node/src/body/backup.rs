@@ -32,6 +32,11 @@ impl Backup {
     }
 }
 
+/// A mark as it is told.
+fn mark(number: u64) -> String {
+    format!("{number:016x}")
+}
+
 impl Body {
     /// An operator wants a backup: it is taken at the next sync.
     pub(super) fn want_backup(
@@ -95,6 +100,8 @@ impl Body {
         disks.snapshot(limits, move |snapshot| {
             let taken = snapshot.map(|snapshot| {
                 let snapshot = Arc::new(snapshot);
+                about["mark"] = mark(snapshot.mark()).into();
+                about["since"] = snapshot.since().map(mark).into();
                 let disks = snapshot.disks().iter();
                 about["disks"] = disks
                     .map(|disk| json!({"disk": disk.disk, "bytes": disk.bytes}))

@@ -71,8 +71,14 @@ pub(crate) enum Op {
     },
     /// Begin a backup of the guest's disks, as of the next sync. It lasts as long as this connection.
     Backup { keep_mib: u64, mib_per_s: u64 },
-    /// Read a disk of the running backup with this number.
-    BackupDisk { backup: u64, disk: usize },
+    /// Read a disk of the running backup with this number; with `only_changes`, what was written since the one that its
+    /// `since` names.
+    BackupDisk {
+        backup: u64,
+        disk: usize,
+        #[serde(default)]
+        only_changes: bool,
+    },
     /// End this replica.
     Shutdown,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
