@@ -131,7 +131,7 @@ pub(super) fn extents(extents: &[(u64, Extent)]) -> Vec<u8> {
             Extent::Zero => EXTENT_HOLE | EXTENT_ZERO,
             Extent::Elsewhere => EXTENT_HOLE,
         };
-        let bytes = u32::try_from(*bytes).unwrap_or(u32::MAX & !4095);
+        let bytes = u32::try_from(*bytes).unwrap_or(!4095);
         [bytes.to_be_bytes(), flags.to_be_bytes()].concat()
     };
     extents.iter().flat_map(one).collect()
