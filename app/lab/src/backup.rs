@@ -10,6 +10,7 @@
 //! whose name begins with a dot and ends in `.part`.
 
 use crate::control::{Control, ControlError};
+use crate::guest_agent::Frozen;
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use plover_disk::export::export;
@@ -34,6 +35,9 @@ const FORMAT: u32 = 1;
 /// A little longer than a replica waits for the next sync.
 const BEGUN_WITHIN: Duration = Duration::from_secs(12);
 
+/// The guest's file systems stay frozen for so long at most: longer than a replica waits for the next sync.
+const FROZEN_S: u64 = 15;
+
 /// How often the replica is asked whether the snapshot is still good.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -47,6 +51,8 @@ pub struct Limits {
     pub keep_mib: u64,
     /// MiB that are read a second at most.
     pub mib_per_s: u64,
+    /// Whether the guest's file systems are frozen in the moment that it is of.
+    pub quiesce: bool,
 }
 
 /// The description of a backup, in `backup.json`.
@@ -64,6 +70,9 @@ pub struct Manifest {
     pub sync: u64,
     /// When it was begun, by the host's clock.
     pub taken_at: String,
+    /// Whether the guest's file systems were frozen then.
+    #[serde(default)]
+    pub quiesced: bool,
     /// The release of Plover.
     pub plover: String,
     /// QEMU's release and the guest's machine.
@@ -126,7 +135,18 @@ pub fn take(
         "{} is no folder: name one that exists, and the backup gets a folder of its own in it",
         to.display()
     );
+    if limits.quiesce && control.status()?.role != "secondary" {
+        // It refuses, and says where to run this: no reason to freeze anything.
+        drop(Lease::begin(control, limits)?);
+        bail!("the replicas' roles change just now: try again");
+    }
+    let frozen = match limits.quiesce {
+        true => Some(Frozen::begin(control, FROZEN_S)?),
+        false => None,
+    };
+    progress.check()?;
     let mut lease = Lease::begin(control, limits)?;
+    frozen.map_or(Ok(()), Frozen::thaw)?;
     let begun = &lease.begun;
     let taken_at = OffsetDateTime::now_utc().replace_nanosecond(0)?;
     let taken_at = taken_at.format(&Rfc3339)?;
@@ -139,6 +159,7 @@ pub fn take(
         view: begun.view.clone(),
         sync: begun.sync,
         taken_at,
+        quiesced: limits.quiesce,
         plover: env!("CARGO_PKG_VERSION").into(),
         qemu: begun.qemu.clone(),
         guest: begun.guest.clone(),

@@ -24,12 +24,14 @@ const WRITERS: u64 = 4;
 const QUICK: Limits = Limits {
     keep_mib: 64,
     mib_per_s: 1024,
+    quiesce: false,
 };
 
 /// A backup of the disk lasts long enough to be disturbed, and for the storm to write all of it anew.
 const SLOW: Limits = Limits {
     keep_mib: 64,
     mib_per_s: 4,
+    quiesce: false,
 };
 
 fn options(disk: PathBuf) -> Options {
