@@ -89,7 +89,7 @@ enum Task {
 }
 
 /// The guests that tests boot.
-const TESTED: [&str; 4] = [guest::DEFAULT, "metal", "postgres", "storm"];
+const TESTED: [&str; 5] = [guest::DEFAULT, "agent", "metal", "postgres", "storm"];
 
 /// Arguments that are passed on as they are.
 #[derive(clap::Args)]

@@ -18,6 +18,7 @@ mod manifest;
 pub use manifest::{DiskFile, Manifest};
 
 use crate::control::{Control, ControlError};
+use crate::guest_agent::Frozen;
 use crate::progress::Progress;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use manifest::{FORMAT, MANIFEST, chain, chain_of, checksum, verify};
@@ -37,6 +38,9 @@ use time::format_description::well_known::Rfc3339;
 /// A little longer than a replica waits for the next sync.
 const BEGUN_WITHIN: Duration = Duration::from_secs(12);
 
+/// The guest's file systems stay frozen for so long at most: longer than a replica waits for the next sync.
+const FROZEN_S: u64 = 15;
+
 /// How often the replica is asked whether the snapshot is still good.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -52,6 +56,8 @@ pub struct Limits {
     pub mib_per_s: u64,
     /// Hold only the changes to an earlier backup, where there is one and it is known what they are.
     pub incremental: bool,
+    /// Whether the guest's file systems are frozen in the moment that it is of.
+    pub quiesce: bool,
 }
 
 /// The answer of a replica when a backup begins.
@@ -92,7 +98,18 @@ pub fn take(
         "{} is no folder: name one that exists, and the backup gets a folder of its own in it",
         to.display()
     );
+    if limits.quiesce && control.status()?.role != "secondary" {
+        // It refuses, and says where to run this: no reason to freeze anything.
+        drop(Lease::begin(control, limits)?);
+        bail!("the replicas' roles change just now: try again");
+    }
+    let frozen = match limits.quiesce {
+        true => Some(Frozen::begin(control, FROZEN_S)?),
+        false => None,
+    };
+    progress.check()?;
     let mut lease = Lease::begin(control, limits)?;
+    frozen.map_or(Ok(()), Frozen::thaw)?;
     let begun = &lease.begun;
     let chain = match limits.incremental {
         true => find_base(begun, to, progress),
@@ -109,6 +126,7 @@ pub fn take(
         view: begun.view.clone(),
         sync: begun.sync,
         taken_at,
+        quiesced: limits.quiesce,
         plover: env!("CARGO_PKG_VERSION").into(),
         qemu: begun.qemu.clone(),
         guest: begun.guest.clone(),

@@ -35,6 +35,8 @@ pub enum Guest {
     Debian,
     /// Writes to its disk, or to a file if it has none, as `plover-storm` tells it to.
     Storm,
+    /// The same in a file of an ext4 file system on its disk, with QEMU's guest agent beside it.
+    Agent,
     /// A server without a kernel, which runs natively even where KVM emulates a guest's kernel.
     Metal,
 }
@@ -81,6 +83,7 @@ impl Guest {
             Self::Idle => "idle",
             Self::Debian => "debian",
             Self::Storm => "storm",
+            Self::Agent => "agent",
             Self::Metal => "metal",
         }
     }
@@ -93,7 +96,7 @@ impl Guest {
             Self::Nginx | Self::Php | Self::Node => probe(80, GET, OK),
             Self::Postgres | Self::Debian => probe(5432, HELLO, b"R"),
             Self::Idle => probe(7, b"plover\n", b"plover\n"),
-            Self::Storm => probe(7788, b"", b"plover-storm "),
+            Self::Storm | Self::Agent => probe(7788, b"", b"plover-storm "),
         }
     }
 

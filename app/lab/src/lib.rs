@@ -65,6 +65,7 @@ pub mod down;
 mod fault;
 pub mod grow;
 mod growing;
+pub mod guest_agent;
 pub mod guests;
 pub mod image;
 mod lab;

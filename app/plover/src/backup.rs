@@ -27,6 +27,9 @@ pub fn take(control: &Control, to: &Path, limits: Limits) -> Result<ExitCode> {
         manifest.view,
         stored.div_ceil(1 << 20)
     ))?;
+    if manifest.quiesced {
+        output::line("the guest's file systems were frozen then")?;
+    }
     if manifest.read_only_disks > 0 {
         output::line(format_args!(
             "not in it: {} that the guest only reads",

@@ -15,7 +15,7 @@ use crate::logging::LogForm;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
 pub use lab::LabCommand;
-pub use orders::{DiskCommand, MemberCommand, RunCommand, RunOptions};
+pub use orders::{DiskCommand, GuestCommand, MemberCommand, RunCommand, RunOptions};
 use plover_lab::options::PolicyName;
 #[cfg(feature = "lab")]
 use plover_lab::state::LabName;
@@ -235,6 +235,9 @@ pub enum Command {
         /// there. If it is not, or the replica does not know what was written since, the backup is a whole one, and says so.
         #[arg(long)]
         incremental: bool,
+        /// Freeze the guest's file systems for the moment that the backup is of, which takes its agent (`plover guest ping`).
+        #[arg(long)]
+        quiesce: bool,
         #[command(flatten)]
         at: At,
     },
@@ -252,6 +255,11 @@ pub enum Command {
         /// The configuration of the new group's first leader, as `plover init` writes it.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+    },
+    /// Ask the agent in the guest, which takes `guest.agent = true` and the package qemu-guest-agent. Works on any host.
+    Guest {
+        #[command(subcommand)]
+        command: GuestCommand,
     },
     /// Open the guest's serial console; Ctrl-] leaves it. Works on any host of the group.
     #[command(after_help = "Example:\n  plover console --run-dir /run/plover/shop-db")]

@@ -12,6 +12,7 @@
 //!  plover drain, undrain            clears a host of its roles
 //!  plover reload                    a changed configuration file, while its replica runs
 //!  plover console, shutdown, start  the guest, wherever it is
+//!  plover guest                     the agent in the guest: freeze, thaw, run a program
 //!  plover disk grow                 more room on the guest's disks, while it runs
 //!  plover backup, restore           the guest's disks, into a folder and from there
 //!  plover bootstrap                 the operator's word after a total loss
@@ -23,7 +24,7 @@
 //! ```
 //!
 //! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do) or an import would lose something,
-//! 130 interrupted. `plover lab exec` exits with the code of what it ran.
+//! 130 interrupted. `plover lab exec` and `plover guest exec` exit with the code of what it ran.
 
 mod at;
 mod backup;
@@ -33,6 +34,7 @@ mod cli;
 mod dash;
 mod export;
 mod fleet;
+mod guest;
 mod http;
 mod import;
 mod init;
@@ -119,16 +121,19 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             keep_mib,
             mib_per_s,
             incremental,
+            quiesce,
             at,
         } => {
             let limits = Limits {
                 keep_mib,
                 mib_per_s,
                 incremental,
+                quiesce,
             };
             backup::take(&at.control()?, &to, limits)
         }
         cli::Command::Restore { from, config } => backup::restore(&from, &config),
+        cli::Command::Guest { command } => guest::run(command),
         cli::Command::Console { at } => operate::console(&at.control()?),
         cli::Command::Shutdown { at } => operate::shut_down(&at.control()?),
         cli::Command::Start { at } => operate::start(&at.control()?),

@@ -29,9 +29,8 @@ impl LogOp {
     fn since(&self) -> u8 {
         match self {
             Self::SyncvmThenRest(_) => REST_VERSION,
-            Self::Inputs(_) | Self::Operator(_) | Self::Syncvm(_) | Self::Paced(..) => {
-                wire::OLDEST_VERSION
-            }
+            Self::Operator(input) => input.since(),
+            Self::Inputs(_) | Self::Syncvm(_) | Self::Paced(..) => wire::OLDEST_VERSION,
         }
     }
 
@@ -65,6 +64,7 @@ mod tests {
             OperatorInput::Reset,
             OperatorInput::Pause,
             OperatorInput::Unpause,
+            OperatorInput::Agent(vec![6]),
         ]);
         let frames = vec![Frame(vec![3, 4]), Frame(vec![5])];
         let operations = [
@@ -79,6 +79,7 @@ mod tests {
             LogOp::Syncvm(SyncNo(1001)),
             LogOp::Paced(1002, frames),
             LogOp::SyncvmThenRest(SyncNo(1003)),
+            LogOp::Operator(OperatorInput::Agent(vec![6])),
         ];
         assert_every_kind(&operations);
         let encode = |it: &LogOp| wire::encode_part(it, Vec::new());
@@ -87,6 +88,7 @@ mod tests {
             known.map(encode).collect::<Vec<_>>()
         };
         assert_form("log operations of version 2", &of(2));
+        assert_form("log operations of version 3", &of(3));
         assert_form("log operations", &of(wire::WIRE_VERSION));
     }
 }

@@ -237,6 +237,10 @@ pub struct GuestConfig {
     /// differs until the next sync, as it does with a processor's RDRAND.
     #[serde(default)]
     pub rng: bool,
+    /// Whether the machine has a channel to an agent in the guest, by which `plover guest` and `plover backup --quiesce` reach
+    /// it: the virtio-serial port `org.qemu.guest_agent.0`. In the guest it takes the package qemu-guest-agent.
+    #[serde(default)]
+    pub agent: bool,
     /// The machine's UUID, which the guest reads in its SMBIOS (default: zeros).
     #[serde(default)]
     pub uuid: Option<String>,

@@ -29,6 +29,10 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 /// How long an answer is waited for that another replica gives. Clients of the socket wait a little longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
+/// The same for an answer of the agent in the guest: a little longer than the leader waits for it.
+const AGENT_WITHIN: Duration =
+    Duration::from_micros(crate::guest_agent::ANSWER_WITHIN.0 + ANSWER_WITHIN.as_micros() as u64);
+
 /// How long the statuses of the others are waited for.
 const STATUS_WITHIN: Duration = Duration::from_secs(1);
 
@@ -239,7 +243,13 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
             },
             Ok(Op::Group) => group(handle),
             Ok(Op::Reload { dry_run }) => reload(handle, config, dry_run),
-            Ok(op) => ask(handle, |reply| Request::Op { op, reply }),
+            Ok(op) => {
+                let within = match op {
+                    Op::Guest { .. } => AGENT_WITHIN,
+                    _ => ANSWER_WITHIN,
+                };
+                ask_within(handle, within, |reply| Request::Op { op, reply })
+            }
             Err(error) => json!({"error": format!("not a request: {error}")}),
         };
         if writeln!(writer, "{reply}").is_err() {
@@ -250,15 +260,23 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
 
 /// Sends a request to the loop and waits for its answer.
 fn ask(handle: &StopHandle, request: impl FnOnce(Sender<Value>) -> Request) -> Value {
+    ask_within(handle, ANSWER_WITHIN, request)
+}
+
+fn ask_within(
+    handle: &StopHandle,
+    within: Duration,
+    request: impl FnOnce(Sender<Value>) -> Request,
+) -> Value {
     let (reply, answer) = channel();
     handle.send(request(reply));
-    match answer.recv_timeout(ANSWER_WITHIN) {
+    match answer.recv_timeout(within) {
         Ok(answer) => answer,
         Err(RecvTimeoutError::Disconnected) => json!({"error": "this replica is ending"}),
         Err(RecvTimeoutError::Timeout) => json!({"error": format!(
             "the replica that leads has not answered within {} s: the request may have been carried out; see \
              `plover status`",
-            ANSWER_WITHIN.as_secs()
+            within.as_secs()
         )}),
     }
 }

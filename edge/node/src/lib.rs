@@ -65,6 +65,7 @@ mod disk_pages;
 mod fabric;
 #[doc(hidden)]
 pub mod fuzz;
+mod guest_agent;
 mod histogram;
 mod host;
 mod images;

@@ -96,8 +96,11 @@ impl QemuConfig {
             }
             _ => {}
         }
-        if microvm && self.disks.len() + usize::from(self.rng) > MICROVM_DISKS_MAX {
-            return bad("machine = \"microvm\" has room for 6 disks, or 5 with rng = true");
+        let others = usize::from(self.rng) + usize::from(self.agent);
+        if microvm && self.disks.len() + others > MICROVM_DISKS_MAX {
+            return bad(
+                "machine = \"microvm\" has room for 6 disks, and for one less with each of rng = true and agent = true",
+            );
         }
         if self.disks.len() > DISKS_MAX {
             return bad("a guest has 16 disks at most");

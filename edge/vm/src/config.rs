@@ -196,6 +196,8 @@ pub struct QemuConfig {
     pub offloads: bool,
     /// Whether the machine has a source of random bytes, which each host has its own of.
     pub rng: bool,
+    /// Whether the machine has a channel to an agent in the guest: the virtio-serial port `org.qemu.guest_agent.0`.
+    pub agent: bool,
     /// A name for people, in QEMU's process title and in messages.
     pub name: String,
     /// Gives all orders through QEMU's monitor, as with a build of QEMU that exports nothing else
@@ -222,6 +224,7 @@ impl QemuConfig {
             mac,
             offloads: true,
             rng: false,
+            agent: false,
             name: "plover".into(),
             monitor_only: false,
             ends: Ends::default(),

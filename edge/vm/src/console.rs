@@ -1,4 +1,4 @@
-//! The guest's serial console: a pair of connected stream sockets.
+//! The guest's serial console, or the channel to its agent: a pair of connected stream sockets.
 //!
 //! Typed bytes are an input. Like a frame, they must not reach a paused guest: QEMU would move them into
 //! the UART after its state was saved. They are kept back as [`crate::nic`] keeps frames, and bytes that
@@ -109,6 +109,14 @@ impl Console {
     pub(crate) fn release(&mut self) {
         self.holding = false;
         self.flush();
+    }
+
+    /// Takes back all bytes that QEMU has not read, whether the guest runs or not.
+    pub(crate) fn take_back(&mut self) -> Vec<u8> {
+        let holding = self.holding;
+        self.hold();
+        self.holding = holding;
+        self.take_unconsumed()
     }
 
     /// While the guest is paused: the typed bytes that QEMU has not read.

@@ -25,6 +25,7 @@ const QUICK: Limits = Limits {
     keep_mib: 64,
     mib_per_s: 1024,
     incremental: true,
+    quiesce: false,
 };
 
 /// A backup of the disk lasts long enough to be disturbed, and for the storm to write all of it anew.
@@ -32,6 +33,7 @@ const SLOW: Limits = Limits {
     keep_mib: 64,
     mib_per_s: 4,
     incremental: false,
+    quiesce: false,
 };
 
 fn options(disk: PathBuf) -> Options {

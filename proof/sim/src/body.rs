@@ -243,6 +243,9 @@ impl World {
                         OperatorInput::Reset => hypervisor.hard_reset(now),
                         OperatorInput::Pause => hypervisor.stand_still(now),
                         OperatorInput::Unpause => hypervisor.go_on(now),
+                        OperatorInput::Agent(_) => {
+                            unreachable!("no operator of the simulator asks an agent")
+                        }
                     }
                 }
                 self.plan_hypervisor(who);

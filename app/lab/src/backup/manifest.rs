@@ -29,6 +29,9 @@ pub struct Manifest {
     pub sync: u64,
     /// When it was begun, by the host's clock.
     pub taken_at: String,
+    /// Whether the guest's file systems were frozen then.
+    #[serde(default)]
+    pub quiesced: bool,
     /// The release of Plover.
     pub plover: String,
     /// QEMU's release and the guest's machine.

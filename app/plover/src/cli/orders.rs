@@ -1,4 +1,4 @@
-//! The command lines of `plover member`, `plover disk` and `plover run`.
+//! The command lines of `plover member`, `plover guest`, `plover disk` and `plover run`.
 
 use super::At;
 use clap::{Args, Subcommand};
@@ -45,6 +45,51 @@ pub enum MemberCommand {
         id: u8,
         #[command(flatten)]
         how: Wait,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum GuestCommand {
+    /// Look whether the agent answers.
+    #[command(after_help = "Example:\n  plover guest ping --run-dir /run/plover/shop-db")]
+    Ping {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Write all that the guest's page cache has to its disks, and freeze its file systems: programs that write stand still.
+    ///
+    /// They are thawed by `plover guest fsthaw`, when the time is over, or by the next leader.
+    #[command(
+        after_help = "Example:\n  plover guest fsfreeze --max 30 --run-dir /run/plover/shop-db"
+    )]
+    Fsfreeze {
+        /// For so many seconds at most.
+        #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=600))]
+        max: u64,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Thaw the guest's file systems.
+    #[command(after_help = "Example:\n  plover guest fsthaw --run-dir /run/plover/shop-db")]
+    Fsthaw {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Run a program in the guest, and exit as it has. It gets no input, and its output is shown when it has ended.
+    ///
+    /// If the leader dies meanwhile, the program runs on under the next one, or has not begun: look in the guest.
+    #[command(
+        after_help = "Example:\n  plover guest exec --run-dir /run/plover/shop-db -- /bin/uname -a"
+    )]
+    Exec {
+        /// Wait for so many seconds until it has ended. It is not ended for it.
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        wait: u64,
+        #[command(flatten)]
+        at: At,
+        /// Its path in the guest, and its arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
     },
 }
 

@@ -153,7 +153,13 @@ fn the_accounts_are_these() {
 #[test]
 fn nothing_is_written_while_a_loss_is_not_accepted() {
     let dir = tempfile::tempdir().unwrap();
-    let (file, to) = (xml_of("debian"), dir.path().join("new"));
+    let (file, to) = (dir.path().join("debian.xml"), dir.path().join("new"));
+    let debian = std::fs::read_to_string(xml_of("debian")).unwrap();
+    let watched = debian.replace(
+        "<memballoon",
+        "<watchdog model='itco' action='reset'/><memballoon",
+    );
+    std::fs::write(&file, watched).unwrap();
     let to = to.to_str().unwrap();
     let words = [
         file.to_str().unwrap(),
@@ -167,7 +173,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let code = run(&options(&words)).unwrap();
     assert_eq!(code, ExitCode::from(2));
     assert!(!Path::new(to).exists());
-    let accepted = ["--without", "guest-agent"];
+    let accepted = ["--without", "watchdog"];
     let code = run(&options(&[&words[..], &accepted].concat())).unwrap();
     assert_eq!(code, ExitCode::SUCCESS);
     for me in 0..3 {
@@ -178,7 +184,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
             Some("2d3ad8f3-0ee5-4c6f-a3ec-9e1f7a8a9c0e")
         );
         assert_eq!(config.guest.mac.to_string(), "52:54:00:6b:3c:58");
-        assert!(config.guest.rng);
+        assert!(config.guest.rng && config.guest.agent);
         assert_eq!(
             config.disk[0].path,
             Path::new("/var/lib/plover/shop-db-vda.raw")
@@ -188,7 +194,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let original = std::fs::read(Path::new(to).join("shop-db.domain.xml")).unwrap();
     assert_eq!(original, std::fs::read(&file).unwrap());
     let account = std::fs::read_to_string(Path::new(to).join("shop-db.account.txt")).unwrap();
-    assert!(account.contains("[guest-agent: accepted]"), "{account}");
+    assert!(account.contains("[watchdog: accepted]"), "{account}");
     // Nothing is overwritten, and what is in the way is all that is left.
     let error = run(&options(&[&words[..], &accepted].concat())).unwrap_err();
     assert!(
@@ -238,10 +244,8 @@ fn mistakes_are_named() {
     let space = "<domain type='kvm'><name>a b</name></domain>";
     assert!(refused("c", space, &[]).contains("--name"));
     let debian = std::fs::read_to_string(xml_of("debian")).unwrap();
-    let lost = ["--without", "guest-agent"];
     let to = dir.path().join("to");
-    let sizeless = [&lost[..], &["--to", to.to_str().unwrap()]].concat();
-    let error = refused("d", &debian, &sizeless);
+    let error = refused("d", &debian, &["--to", to.to_str().unwrap()]);
     assert!(error.contains("--disk-mib vda=MIB"), "{error}");
     assert!(!to.exists());
 }

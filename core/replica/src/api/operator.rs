@@ -1,7 +1,10 @@
 //! Operators' inputs to the guest, and their answers.
 
-use plover_types::ReplicaId;
+use plover_types::{ReplicaId, wire};
 use serde::{Deserialize, Serialize};
+
+/// The wire version that has [`OperatorInput::Agent`].
+const AGENT_VERSION: u8 = 4;
 
 /// An operator's input to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +23,25 @@ pub enum OperatorInput {
     Pause,
     /// Lets a guest go on that stands still since a `Pause`.
     Unpause,
+    /// Sends these bytes to the agent in the guest, since wire version 4. Unlike typed bytes, those that the guest has not read
+    /// when it is paused are lost: their sender sends them again.
+    Agent(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+impl OperatorInput {
+    /// The oldest wire version that has it.
+    pub(crate) fn since(&self) -> u8 {
+        match self {
+            Self::Agent(_) => AGENT_VERSION,
+            Self::Console(_)
+            | Self::PowerButton
+            | Self::Start
+            | Self::Reboot
+            | Self::Reset
+            | Self::Pause
+            | Self::Unpause => wire::OLDEST_VERSION,
+        }
+    }
 }
 
 /// Names an operator's input; the node counts them.
@@ -50,6 +72,17 @@ pub enum NotTaken {
         "{} inputs wait at replica {} already, so this was not carried out: try again, more slowly", .1, .0.0
     )]
     TooMany(ReplicaId, usize),
+    /// It was not carried out. Try again when all replicas are of one release.
+    #[error(
+        "the group has wire version {has}, and this takes {since}, so this was not carried out: try again when all replicas \
+         run the newer release (`group.version_max` may hold it back)"
+    )]
+    TooOld {
+        /// The version of the group.
+        has: u8,
+        /// The version that has the input.
+        since: u8,
+    },
     /// It may have been carried out.
     #[error(
         "replica {} has lost the lead before the other replicas had this: it may have been carried out or not; look at \

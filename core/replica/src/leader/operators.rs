@@ -78,6 +78,10 @@ impl Leader {
             let why = NotTaken::TooMany(cx.config.me, WAITING_MAX);
             return cx.answer(ticket, Err(why));
         }
+        let (has, since) = (cx.group.core.version(), input.since());
+        if since > has {
+            return cx.answer(ticket, Err(NotTaken::TooOld { has, since }));
+        }
         cx.operators.waiting.push_back((cx.now, ticket, input));
     }
 

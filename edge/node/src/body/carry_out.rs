@@ -38,6 +38,7 @@ impl Body {
             Action::KillGuest => {
                 self.leave_guest();
                 self.printed.forget();
+                self.agent.forget_said();
             }
             Action::Pause => self.order(VmCommand::Pause),
             Action::Resume => {
@@ -85,7 +86,10 @@ impl Body {
                     self.tap.write(&frame);
                 }
             }
-            Action::Console(hold) => self.hold_console(hold),
+            Action::Console(hold) => {
+                self.hold_console(hold);
+                self.hold_agent(hold);
+            }
             Action::Role { from, to } => self.change_role(from, to),
             Action::CutLink { peer, why } => self.cut_link(peer, &why),
             Action::Note(note) => self.note(note),

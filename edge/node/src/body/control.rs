@@ -54,6 +54,9 @@ impl Body {
 
     /// Carries a request out and answers it: an input to the guest once it is safe, all others at once.
     pub(super) fn request(&mut self, op: Op, asker: Asker) -> Result<(), BoxError> {
+        if let Op::Guest { order } = op {
+            return self.ask_agent(order, asker);
+        }
         match op.into_input() {
             Ok(input) => self.give_input(input, asker),
             Err(op) => {
@@ -119,6 +122,9 @@ impl Body {
             | Op::Unpause
             | Op::Type { .. } => {
                 json!({"error": "inputs to the guest are answered when they are safe"})
+            }
+            Op::Guest { .. } => {
+                json!({"error": "a request to the guest's agent is answered when the agent has"})
             }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })

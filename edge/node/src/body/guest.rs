@@ -24,7 +24,7 @@ const FAULTS_EVERY: Micros = Micros::from_ms(10);
 /// An operator's order about the guest's power, for the log.
 fn in_words(input: &OperatorInput) -> Option<&'static str> {
     Some(match input {
-        OperatorInput::Console(_) => return None,
+        OperatorInput::Console(_) | OperatorInput::Agent(_) => return None,
         OperatorInput::PowerButton => "presses the guest's power button",
         OperatorInput::Start => "switches the guest on",
         OperatorInput::Reboot => "reboots the guest: its power button is pressed",
@@ -46,6 +46,7 @@ impl Body {
         if !printed.is_empty() {
             self.print(&printed)?;
         }
+        self.read_agent()?;
         if !happened.is_empty() {
             // Outputs from before an event are reported before it.
             self.take_outputs()?;
@@ -132,6 +133,7 @@ impl Body {
             }
             unconsumed = vm.take_unconsumed();
         }
+        self.agent_pauses();
         self.announcement.learn(&outputs);
         Event::GuestPaused {
             outputs,
@@ -143,6 +145,7 @@ impl Body {
         tracing::error!(event = "guest_lost", "this replica's guest is lost: {why}");
         self.leave_guest();
         self.printed.forget();
+        self.agent.forget_said();
         self.last_failure = Some(why.clone());
         Event::GuestDied(why)
     }
@@ -245,6 +248,7 @@ impl Body {
                     self.show(format!("\r\n[{why}]\r\n").as_bytes());
                 }
             }
+            OperatorInput::Agent(bytes) => vm.agent_write(bytes),
             OperatorInput::PowerButton => vm.command(VmCommand::PowerButton),
             OperatorInput::Start => vm.command(VmCommand::Start),
             OperatorInput::Reboot => vm.command(VmCommand::Reboot),

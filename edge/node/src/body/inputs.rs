@@ -17,6 +17,8 @@ pub(super) enum Asker {
     There(ReplicaId, u64),
     /// All who look at the console. They are told only of what is not taken.
     Console,
+    /// The channel to the agent in the guest. It is told only that a request was not taken.
+    Agent,
 }
 
 /// The inputs whose fate is open.
@@ -79,6 +81,11 @@ impl Body {
                     self.show(format!("\r\n[{why}]\r\n").as_bytes());
                 }
             }
+            Asker::Agent => {
+                if let Some(why) = answer["error"].as_str() {
+                    self.agent_not_asked(why);
+                }
+            }
         }
     }
 }
@@ -94,7 +101,7 @@ struct PowerState {
 impl PowerState {
     /// Why an order cannot be carried out, and what to do.
     fn why_not(self, input: &OperatorInput) -> Option<&'static str> {
-        use OperatorInput::{Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
+        use OperatorInput::{Agent, Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
         match input {
             // The state of a guest that does not run yet is not known. Keys that are pressed wait for it.
             Console(_) if !self.serves => None,
@@ -110,15 +117,15 @@ impl PowerState {
             Unpause if !self.is_paused => {
                 Some("no operator has paused the guest: there is nothing to unpause")
             }
-            PowerButton | Reboot | Start if self.is_paused => {
+            PowerButton | Reboot | Start | Agent(_) if self.is_paused => {
                 Some("the guest is paused by an operator: run `plover unpause` first")
             }
             Start if !self.is_off => Some("the guest is not off: there is nothing to start"),
             PowerButton if self.is_off => Some("the guest is off: there is nothing to shut down"),
-            Reboot | Reset | Pause if self.is_off => {
+            Reboot | Reset | Pause | Agent(_) if self.is_off => {
                 Some("the guest is off: `plover start` switches it on")
             }
-            Console(_) | PowerButton | Start | Reboot | Reset | Pause | Unpause => None,
+            Console(_) | PowerButton | Start | Reboot | Reset | Pause | Unpause | Agent(_) => None,
         }
     }
 }
@@ -126,7 +133,7 @@ impl PowerState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use OperatorInput::{Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
+    use OperatorInput::{Agent, Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
 
     #[test]
     fn an_order_that_cannot_be_carried_out_is_refused_with_advice() {
@@ -174,6 +181,11 @@ mod tests {
             ..runs
         };
         assert!(starting.why_not(&Reset).is_some());
+        let request = || Agent(vec![b'x']);
+        assert_eq!(runs.why_not(&request()), None);
+        for state in [off, paused, starting] {
+            assert!(state.why_not(&request()).is_some(), "{state:?}");
+        }
         let typed = || Console(vec![b'x']);
         assert_eq!(starting.why_not(&typed()), None, "it waits");
         assert_eq!(runs.why_not(&typed()), None);

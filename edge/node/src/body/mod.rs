@@ -1,5 +1,6 @@
 //! The loop.
 
+mod agent;
 mod answers;
 mod backup;
 mod carry_out;
@@ -19,6 +20,7 @@ mod sources;
 mod waiting;
 mod work;
 
+use self::agent::AgentLine;
 use self::answers::Answers;
 use self::backup::Backup;
 use self::failover::Failover;
@@ -144,6 +146,7 @@ struct Body {
     copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
     console: Vec<SyncSender<Vec<u8>>>,
     printed: Printed,
+    agent: AgentLine,
     console_log: Background,
     console_log_bytes: u64,
     trace: Trace,
@@ -253,6 +256,7 @@ impl Body {
         self.fabric_due = timeout.map_or(Micros::NEVER, |t| now + Micros(t.as_micros() as u64));
         until = until.min(self.leaving.map_or(Micros::NEVER, |at| at.max(now)));
         until = until.min(self.service.due().max(now));
+        until = until.min(self.agent.due().max(now));
         let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
@@ -336,7 +340,9 @@ impl Body {
         if clock::now() < self.watch.console_until {
             let printed = self.printed.take_all();
             self.show(&printed);
+            self.agent_heard_all();
         }
+        self.mind_agent()?;
         self.storage.trim(self.watch.log_base);
         self.storage.submit();
         self.flush();

@@ -1,5 +1,6 @@
 //! The start of a replica: its files, links, network and disks.
 
+use super::agent::AgentLine;
 use super::answers::Answers;
 use super::backup::Backup;
 use super::failover::Failover;
@@ -134,6 +135,7 @@ impl Body {
             copy_reads: VecDeque::new(),
             console: Vec::new(),
             printed: Printed::default(),
+            agent: AgentLine::new(process.number),
             console_log,
             console_log_bytes: 0,
             trace,

@@ -121,6 +121,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "guest.mac",
             "guest.offloads",
             "guest.rng",
+            "guest.agent",
             "guest.uuid",
             "guest.clock",
             "guest.system.manufacturer",

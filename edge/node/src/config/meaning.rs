@@ -63,6 +63,7 @@ impl ReplicaConfig {
         config.mem_mib = guest.mem_mib;
         config.offloads = guest.offloads;
         config.rng = guest.rng;
+        config.agent = guest.agent;
         config.name = format!("{}-{}", self.group.name, self.group.me);
         let usual = Ends::default();
         config.ends = Ends {

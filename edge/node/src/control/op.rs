@@ -1,5 +1,6 @@
 //! The requests that the control socket takes.
 
+use crate::guest_agent::GuestOrder;
 use plover_replica::newest::DiskCopy;
 use plover_replica::{MemberOrder, OperatorInput};
 use serde::{Deserialize, Serialize};
@@ -89,6 +90,8 @@ pub(crate) enum Op {
     CrashInArea { area: plover_replica::Area },
     /// Attach to the guest's console.
     Console,
+    /// Ask the agent in the guest. The answer is what it has returned.
+    Guest { order: GuestOrder },
     /// Type this on the guest's console. The answer says whether the guest has it for sure.
     Type { text: String },
 }
@@ -103,6 +106,7 @@ impl Op {
                 | Self::Member { .. }
                 | Self::DiskGrow { .. }
                 | Self::DiskTell { .. }
+                | Self::Guest { .. }
         ) || self.is_an_input()
     }
 
@@ -117,6 +121,7 @@ impl Op {
                 | Self::DiskRoom { .. }
                 | Self::DiskGrow { .. }
                 | Self::DiskTell { .. }
+                | Self::Guest { .. }
         ) || self.is_an_input()
     }
 

@@ -14,6 +14,8 @@ pub(super) struct Inherited {
     pub(super) nic: i32,
     pub(super) qmp: i32,
     pub(super) console: i32,
+    /// Of the channel to the guest's agent, if there is one.
+    pub(super) guest_agent: Option<i32>,
     /// In the order of [`QemuConfig::disks`].
     pub(super) disks: Vec<i32>,
 }
@@ -149,15 +151,24 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         },
     );
     disks(&mut line, config, &fds.disks);
+    let kind = match config.machine {
+        Machine::Microvm => "device",
+        _ => "pci",
+    };
+    // The devices that a guest may lack come last: the others keep their places.
     if config.rng {
         // Its bytes differ between the hosts until the next sync, as RDRAND's do. Its state has none of them, and it gives
-        // none while the guest stands. The last device: others keep their places.
-        let kind = match config.machine {
-            Machine::Microvm => "device",
-            _ => "pci",
-        };
+        // none while the guest stands.
         line.option("-object", "rng-builtin,id=rng");
         line.option("-device", format!("virtio-rng-{kind},rng=rng"));
+    }
+    if let Some(fd) = fds.guest_agent {
+        line.option("-chardev", format!("socket,id=agent,fd={fd}"));
+        line.option("-device", format!("virtio-serial-{kind},max_ports=2"));
+        line.option(
+            "-device",
+            "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+        );
     }
     boot(&mut line, &config.boot);
     // Not to run before the first `cont`.
@@ -280,6 +291,7 @@ mod tests {
             machine,
             name: "a,b".into(),
             rng: true,
+            agent: true,
             ..QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap())
         }
     }
@@ -298,6 +310,7 @@ mod tests {
             nic: 11,
             qmp: 12,
             console: 13,
+            guest_agent: config.agent.then_some(14),
             disks: vec![20, 21, 22, 23, 24],
         };
         let words = arguments(config, Accel::Tcg, &fds).into_iter();
@@ -318,6 +331,9 @@ mod tests {
         assert!(q35.contains("virtio-net-pci"));
         for (each, kind) in [(microvm, "device"), (q35, "pci")] {
             assert!(each.contains(&format!("virtio-rng-{kind},rng=rng")));
+            assert!(each.contains(&format!(
+                "socket,id=agent,fd=14 -device virtio-serial-{kind},"
+            )));
             assert!(each.contains("guest_announce=off"));
             assert!(each.contains("memory-backend=ram,suppress-vmdesc=on"));
             assert!(each.contains("migration.send-configuration=off"));

@@ -4,6 +4,7 @@
 
 use super::orders::Purpose;
 use super::{NIC, Phase, QemuVm};
+use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::thread_state::ThreadState;
 use crate::{VmCommand, VmError, VmEvent, hash};
@@ -39,6 +40,7 @@ impl QemuVm {
         self.pump();
         self.nic.refill();
         self.console.flush();
+        self.guest_agent.iter_mut().for_each(Console::flush);
         events.extend(self.events.drain(..));
     }
 
@@ -51,7 +53,8 @@ impl QemuVm {
     /// Whether fed frames or typed bytes wait for room in QEMU's queue. `poll` puts them there; `wait_fd`
     /// does not report room.
     pub fn has_backlog(&self) -> bool {
-        self.nic.has_backlog() || self.console.has_backlog()
+        let agent = self.guest_agent.as_ref().is_some_and(Console::has_backlog);
+        self.nic.has_backlog() || self.console.has_backlog() || agent
     }
 
     /// QEMU's process id, for people and fault tests.
@@ -215,6 +218,44 @@ impl QemuVm {
         if !self.console.read(bytes) {
             self.unwatch(self.console.fd());
         }
+    }
+
+    /// Sends bytes to the agent in the guest, unless the guest is off or has no channel to one. The agent has read them only
+    /// when [`Self::agent_take_unread`] no longer returns any of them.
+    pub fn agent_write(&mut self, bytes: &[u8]) {
+        if self.is_off() {
+            return;
+        }
+        if let Some(agent) = &mut self.guest_agent {
+            agent.write(bytes);
+        }
+    }
+
+    /// Appends to `bytes` what the guest has written to the channel of its agent since the last call.
+    pub fn agent_read(&mut self, bytes: &mut Vec<u8>) {
+        if let Some(agent) = self.guest_agent.take_if(|agent| !agent.read(bytes)) {
+            self.unwatch(agent.fd());
+        }
+    }
+
+    /// Takes back the bytes for the agent that QEMU has not moved into the guest.
+    pub fn agent_take_unread(&mut self) -> Vec<u8> {
+        let agent = self.guest_agent.as_mut();
+        agent.map(Console::take_back).unwrap_or_default()
+    }
+
+    /// The guest is about to stop: QEMU gets no inputs before [`Self::release_inputs`].
+    pub(super) fn hold_inputs(&mut self) {
+        self.nic.hold();
+        self.console.hold();
+        self.guest_agent.iter_mut().for_each(Console::hold);
+    }
+
+    /// The guest is about to run: QEMU gets the inputs that were kept back.
+    pub(super) fn release_inputs(&mut self) {
+        self.nic.release();
+        self.console.release();
+        self.guest_agent.iter_mut().for_each(Console::release);
     }
 
     /// CPU time of all vCPU threads since the start.

@@ -98,6 +98,7 @@ const STDERR: u64 = 4;
 const PROCESS: u64 = 5;
 const WAKE: u64 = 6;
 const ORDERS: u64 = 7;
+const GUEST_AGENT: u64 = 8;
 
 /// One guest under a stock QEMU; see the module.
 pub struct QemuVm {
@@ -113,6 +114,8 @@ pub struct QemuVm {
     state_file: StateFile,
     nic: Nic,
     console: Console,
+    /// The channel to the agent in the guest. (`agent` is plover's own, inside QEMU.)
+    guest_agent: Option<Console>,
     qmp: Qmp<Purpose>,
     agent: AgentLink,
     order_link: OrderLink,
@@ -174,7 +177,8 @@ impl QemuVm {
         self.phase = Phase::Gone;
         self.orders.clear();
         self.process.signal();
-        // Closed descriptors poll readable for ever. Only the NIC and the console may still hold data.
+        // Closed descriptors poll readable for ever. Only the NIC, the console and the guest's agent
+        // may still hold data.
         let Self {
             process,
             qmp,

@@ -186,8 +186,7 @@ impl QemuVm {
         }
         // Before the guest runs, so that it need not wait until we hear that it runs. QEMU takes one frame
         // at most in between, and delivers that one, too.
-        self.nic.release();
-        self.console.release();
+        self.release_inputs();
         self.order(Purpose::Resume, Order::Cont, "cont", Value::Null);
     }
 

@@ -215,8 +215,7 @@ impl QemuVm {
 
     /// Stops the vCPUs.
     pub(super) fn halt(&mut self, purpose: Purpose) {
-        self.nic.hold();
-        self.console.hold();
+        self.hold_inputs();
         self.orders.stops_due += u32::from(self.direct);
         self.order(purpose, Order::Stop, "stop", Value::Null);
     }
@@ -263,15 +262,14 @@ impl QemuVm {
     /// Lets a guest run that its replica takes to run already.
     fn boot(&mut self) {
         if self.orders.power == Power::On && !self.stands() {
-            self.nic.release();
-            self.console.release();
+            self.release_inputs();
             self.order(Purpose::Boot, Order::Cont, "cont", Value::Null);
         } else {
-            self.nic.hold();
-            self.console.hold();
+            self.hold_inputs();
             if self.orders.power != Power::On {
                 // Input that it has not read is lost with its power.
                 let _ = self.take_unconsumed();
+                let _ = self.agent_take_unread();
             }
         }
     }

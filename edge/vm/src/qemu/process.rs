@@ -34,6 +34,7 @@ pub(super) struct Ends<'a> {
     pub(super) agreed: BorrowedFd<'a>,
     pub(super) qmp: BorrowedFd<'a>,
     pub(super) console: BorrowedFd<'a>,
+    pub(super) guest_agent: Option<BorrowedFd<'a>>,
     pub(super) agent: BorrowedFd<'a>,
     pub(super) orders: BorrowedFd<'a>,
     pub(super) disks: Vec<BorrowedFd<'a>>,
@@ -67,6 +68,7 @@ impl Process {
             nic: ends.nic.as_raw_fd(),
             qmp: ends.qmp.as_raw_fd(),
             console: ends.console.as_raw_fd(),
+            guest_agent: ends.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             disks: ends.disks.iter().map(AsRawFd::as_raw_fd).collect(),
         };
         let mut inherit = vec![
@@ -78,6 +80,7 @@ impl Process {
             ends.console,
             ends.orders,
         ];
+        inherit.extend(ends.guest_agent);
         inherit.extend(&ends.disks);
         let mut files = files(config);
         if let Boot::Kernel { kernel, initrd, .. } = &config.boot {

@@ -3,7 +3,7 @@
 use super::disks::Sizes;
 use super::links::{AgentLink, Answer, OrderLink};
 use super::process::{self, Ends, Process};
-use super::{AGENT, CONSOLE, NIC, ORDERS, PROCESS, QMP, STDERR, WAKE};
+use super::{AGENT, CONSOLE, GUEST_AGENT, NIC, ORDERS, PROCESS, QMP, STDERR, WAKE};
 use super::{Heard, Loads, Orders, Phase, Purpose, QemuVm};
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
@@ -60,6 +60,7 @@ impl QemuVm {
         let state_file = StateFile::new()?;
         let nic = Nic::new(FEED_BYTES_MAX)?;
         let console = Console::new()?;
+        let guest_agent = config.agent.then(Console::new).transpose()?;
         let (mut agent, agent_end) = AgentLink::new()?;
         let (order_link, order_end) = OrderLink::new()?;
         let (stream, cloexec) = (SocketType::STREAM, SocketFlags::CLOEXEC);
@@ -72,6 +73,7 @@ impl QemuVm {
             agreed: nic.agreed_fd(),
             qmp: qmp_end.as_fd(),
             console: console.qemu_fd(),
+            guest_agent: guest_agent.as_ref().map(Console::qemu_fd),
             agent: agent_end.as_fd(),
             orders: order_end.as_fd(),
             disks: disks.iter().flat_map(Attachment::connections).collect(),
@@ -91,7 +93,8 @@ impl QemuVm {
         let qmp = Qmp::new(qmp);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(VmError::io("making an eventfd"))?;
-        for (tag, fd) in [
+        let guest_agent_fd = guest_agent.as_ref().map(|it| (GUEST_AGENT, it.fd()));
+        let watched = [
             (NIC, nic.fd()),
             (QMP, qmp.fd()),
             (AGENT, agent.fd()),
@@ -100,7 +103,8 @@ impl QemuVm {
             (STDERR, process.stderr()),
             (PROCESS, process.pidfd()),
             (WAKE, wake.as_fd()),
-        ] {
+        ];
+        for (tag, fd) in watched.into_iter().chain(guest_agent_fd) {
             let tag = epoll::EventData::new_u64(tag);
             epoll::add(&epoll, fd, tag, epoll::EventFlags::IN)
                 .map_err(VmError::io("adding to an epoll set"))?;
@@ -116,6 +120,7 @@ impl QemuVm {
             state_file,
             nic,
             console,
+            guest_agent,
             qmp,
             agent,
             order_link,

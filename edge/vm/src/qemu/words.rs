@@ -34,13 +34,14 @@ impl QemuVm {
             false => made.machine_type.clone(),
         };
         let mut needed = vec![format!(
-            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}",
+            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}",
             self.accel,
             config.vcpus,
             config.mac,
             if config.offloads { " offloads" } else { "" },
             disks.join(", "),
             if config.rng { ", rng" } else { "" },
+            if config.agent { ", agent" } else { "" },
             config.identity.words()
         )];
         let mut wanted = Vec::new();

@@ -39,7 +39,13 @@ pub fn have_kvm() -> bool {
 
 /// The Linux guest that `guests/build` makes.
 pub fn linux(machine: Machine, vcpus: u32) -> QemuConfig {
-    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests/redis");
+    linux_of("redis", machine, vcpus)
+}
+
+/// The Linux guest that `guests/build NAME` makes.
+pub fn linux_of(name: &str, machine: Machine, vcpus: u32) -> QemuConfig {
+    let guests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests");
+    let cache = guests.join(name);
     let file = |name: &str| {
         let path = cache.join(name);
         assert!(path.exists(), "no {}: run guests/build", path.display());
@@ -86,6 +92,8 @@ pub struct Guest {
     pub vm: QemuVm,
     pub events: VecDeque<VmEvent>,
     pub console: String,
+    /// What the agent in the guest has said.
+    pub agent: Vec<u8>,
     pub sent: Vec<Frame>,
     /// Pages that the last load wrote.
     pub by_load: PageSet,
@@ -105,6 +113,7 @@ impl Guest {
             vm,
             events: VecDeque::new(),
             console: String::new(),
+            agent: Vec::new(),
             sent: Vec::new(),
         };
         guest.expect(VmEvent::Started);
@@ -138,6 +147,7 @@ impl Guest {
         let mut bytes = Vec::new();
         self.vm.console_read(&mut bytes);
         self.console.push_str(&String::from_utf8_lossy(&bytes));
+        self.vm.agent_read(&mut self.agent);
         self.vm.take_outputs(usize::MAX, &mut self.sent);
     }
 

@@ -183,6 +183,7 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
             keep_mib: 64,
             mib_per_s: 64,
             incremental: false,
+            quiesce: false,
         };
         let work = move || backup::take(&there, &to, limits, &progress);
         folder = Some(scene.aside("the backup is whole", work)?.0);

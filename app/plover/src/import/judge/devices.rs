@@ -28,7 +28,7 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
             ),
         },
         "parallel" => refused("parallel", "Plover has no parallel port"),
-        "channel" => channel(device),
+        "channel" => channel(at, device),
         "input" if is("bus") == "ps2" => kept("part of the machine; nothing is typed on it"),
         "input" | "graphics" | "video"
             if child_attribute(device, "model", "type") == Some("none") =>
@@ -172,13 +172,9 @@ fn rng(at: &At<'_, '_>, device: Node<'_, '_>) -> Said {
     }
 }
 
-fn channel(device: Node<'_, '_>) -> Said {
+fn channel(at: &At<'_, '_>, device: Node<'_, '_>) -> Said {
     match child_attribute(device, "target", "name") {
-        Some(name) if name.starts_with("org.qemu.guest_agent") => refused(
-            "guest-agent",
-            "there is no channel to an agent in the guest yet: `plover shutdown` presses the power button, and a login does the \
-             rest",
-        ),
+        Some(name) if name.starts_with("org.qemu.guest_agent") => agent(at),
         Some(name)
             if name.starts_with("com.redhat.spice") || name.starts_with("org.qemu.vdagent") =>
         {
@@ -191,5 +187,22 @@ fn channel(device: Node<'_, '_>) -> Said {
             "channel",
             "a channel to a program of the old host leads nowhere on the others",
         ),
+    }
+}
+
+fn agent(at: &At<'_, '_>) -> Said {
+    if at.is_in("devices/channel/address") {
+        return changed("QEMU gives the device its place on the bus");
+    }
+    if at.is_in("devices/channel/source") {
+        return changed("its other end is `plover guest`, and nothing else of the host");
+    }
+    match at.path {
+        "devices/channel/target@name" => kept("`plover guest` asks the agent").sets("agent", true),
+        "devices/channel/target@state" => ignored("whether an agent runs just now"),
+        "devices/channel@type" => {
+            changed("its other end is `plover guest`, and nothing else of the host")
+        }
+        _ => kept(""),
     }
 }
