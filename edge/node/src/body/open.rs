@@ -69,10 +69,7 @@ impl Body {
         }
         let disks = match &images::prepare(&config)?[..] {
             [] => None,
-            specs => {
-                let journal = config.paths.state_dir.join(images::JOURNAL);
-                Some(Disks::open(specs, &journal)?)
-            }
+            specs => Some(Disks::open(specs, &config.disk_journal())?),
         };
         let keys = group.keys()?;
         let mut fabric = crate::fabric::open(&group, keys.clone())?;
