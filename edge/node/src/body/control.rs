@@ -91,7 +91,7 @@ impl Body {
                 }
             },
             Op::Shutdown => {
-                self.stopping = true;
+                self.on_stop(true)?;
                 json!({"ok": true})
             }
             Op::CrashInPhase { phase } => {
@@ -120,6 +120,7 @@ impl Body {
             | Op::Type { .. } => {
                 json!({"error": "inputs to the guest are answered when they are safe"})
             }
+            Op::Stops => json!({"error": "this is what replicas tell each other"}),
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
     }

@@ -151,7 +151,7 @@ impl Body {
             last_failure,
             copy_refused: None,
             unprotected: None,
-            stopping: false,
+            stopping: None,
             leaving: None,
             failover: Failover::default(),
             relay: Relay::default(),

@@ -1,5 +1,6 @@
 //! The requests that the control socket takes.
 
+use super::ANSWER_WITHIN;
 use plover_replica::newest::DiskCopy;
 use plover_replica::{MemberOrder, OperatorInput};
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,8 @@ pub(crate) enum Op {
     BackupDisk { backup: u64, disk: usize },
     /// End this replica.
     Shutdown,
+    /// What a replica says to the others that was told to end.
+    Stops,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
     /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.
     CrashInPhase { phase: plover_syncvm::Phase },
@@ -114,6 +117,25 @@ impl Op {
         ) || self.is_an_input()
     }
 
+    /// The error if it is not answered within [`ANSWER_WITHIN`]: who has not answered, and what to do.
+    pub fn late(&self) -> String {
+        let within = ANSWER_WITHIN.as_secs();
+        match self {
+            Self::Logs { of: Some(of), .. } | Self::DiskRoom { of: Some(of), .. } => format!(
+                "replica {of} has not answered within {within} s, and its link is up: its process is stopped or hangs, or its \
+                 host is busy; look there"
+            ),
+            op if op.is_for_leader() => format!(
+                "the replica that leads has not answered within {within} s: the request may have been carried out; see \
+                 `plover status`"
+            ),
+            _ => format!(
+                "the replica of this host has not answered within {within} s, since its loop stands still: the request may \
+                 yet be carried out; look at its log, and at this host's disks and CPUs"
+            ),
+        }
+    }
+
     /// Whether it is an input to the guest.
     fn is_an_input(&self) -> bool {
         matches!(
@@ -140,5 +162,29 @@ impl Op {
             Self::Type { text } => OperatorInput::Console(text.into_bytes()),
             other => return Err(other),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_answer_is_blamed_on_the_replica_that_owes_it() {
+        let logs = |of| Op::Logs {
+            of,
+            last: None,
+            process: 0,
+            after: 0,
+        };
+        assert!(logs(Some(2)).late().starts_with("replica 2 has not"));
+        for (op, owes) in [
+            (logs(None), "the replica of this host"),
+            (Op::Drain, "the replica of this host"),
+            (Op::Switchover { to: None }, "the replica that leads"),
+            (Op::Pause, "the replica that leads"),
+        ] {
+            assert!(op.late().starts_with(owes), "{}", op.late());
+        }
     }
 }
