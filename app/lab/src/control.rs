@@ -327,22 +327,21 @@ impl DaemonStatus {
         disk_copy(self.id, &self.more)
     }
 
-    /// A sentence for each replica with which it has no link because one refuses the other: which, and
-    /// why.
-    pub fn refused(&self) -> Vec<String> {
-        let peers = self.more.get("refused").and_then(Value::as_object);
-        let sentence = |(peer, why): (&String, &Value)| {
-            Some(format!("no link to replica {peer}: {}", why.as_str()?))
-        };
-        peers.into_iter().flatten().filter_map(sentence).collect()
-    }
-
     /// The number of its view (later views have higher ones) and its leader; `None` before the first
     /// view.
     pub fn view_parts(&self) -> Option<(u64, u8)> {
         let (number, leader) = self.view.split_once("@r")?;
         Some((number.parse().ok()?, leader.parse().ok()?))
     }
+}
+
+/// A sentence for each replica with which a daemon has no link because one refuses the other: which, and why.
+pub(crate) fn refused(said: &serde_json::Map<String, Value>) -> Vec<String> {
+    let peers = said.get("refused").and_then(Value::as_object);
+    let sentence = |(peer, why): (&String, &Value)| {
+        Some(format!("no link to replica {peer}: {}", why.as_str()?))
+    };
+    peers.into_iter().flatten().filter_map(sentence).collect()
 }
 
 /// A daemon's copy of the guest's disks, from its status.
@@ -410,7 +409,7 @@ mod tests {
         );
         assert_eq!(status.isr, [0, 1]);
         assert_eq!(status.more["new"], 7);
-        assert_eq!(status.refused(), ["no link to replica 2: why"]);
+        assert_eq!(refused(&status.more), ["no link to replica 2: why"]);
         assert_eq!(
             DaemonStatus {
                 view: "none".into(),

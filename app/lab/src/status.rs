@@ -4,7 +4,7 @@ mod sentences;
 mod table;
 mod words;
 
-use crate::control::{Control, ControlError, DaemonStatus, SyncStatus, says};
+use crate::control::{Control, ControlError, DaemonStatus, SyncStatus, refused, says};
 use crate::process::Life;
 use crate::state::{LabDir, LabState, ReplicaState};
 use serde::Serialize;
@@ -265,7 +265,7 @@ impl ReplicaStatus {
         let trouble = text("disk_failure").or_else(|| text("unprotected_because"));
         Self {
             id,
-            trouble: trouble.or_else(|| said.refused().into_iter().next()),
+            trouble: trouble.or_else(|| refused(&said.more).into_iter().next()),
             role: said.role,
             view,
             view_leader,

@@ -2,15 +2,16 @@
 //!
 //! Nothing is changed: the disk is timed with a file that is removed again, and peers are only connected to.
 
+mod disks;
 mod others;
+mod state;
 
 use crate::output;
 use anyhow::Result;
 use plover_node::ReplicaConfig;
 use plover_vm::Accel;
 use std::fmt;
-use std::fs::File;
-use std::io::{ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,11 +21,6 @@ use std::time::{Duration, Instant};
 const PEER_WITHIN: Duration = Duration::from_secs(2);
 /// Connections to a peer, of which the quickest counts.
 const PEER_TRIES: usize = 5;
-/// Writes by which the disk is timed.
-const DISK_TRIES: usize = 20;
-/// A disk that takes longer than this for a small write holds up a group with `durability = "disk"`, and the journal of
-/// a guest's disks.
-const DISK_SLOW: Duration = Duration::from_millis(10);
 /// The replica itself, beside the guest.
 const OWN_MIB: u64 = 64;
 /// Frames of this size reach clients unfragmented. Replicas' connections adapt to any size; larger frames cost less CPU.
@@ -60,7 +56,8 @@ pub fn run(file: &Path) -> Result<ExitCode> {
     network(&mut report, &config);
     keys(&mut report, &config);
     peers(&mut report, &config);
-    disks(&mut report, &config);
+    state::state(&mut report, &config);
+    disks::disks(&mut report, &config);
     others::others(&mut report, file, &config);
     output::print(&report)?;
     let missing = report.count(Verdict::Missing);
@@ -346,76 +343,6 @@ fn mtu_towards(address: SocketAddr) -> Option<(String, u32)> {
     Some((device.to_owned(), mtu))
 }
 
-/// The state's file system, and the guest's images.
-fn disks(report: &mut Report, config: &ReplicaConfig) {
-    let dir = &config.paths.state_dir;
-    // The directory is made when the replica starts; its nearest parent is on the same file system.
-    let there = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir);
-    let what = format!("state in {}", dir.display());
-    match sync_times(there) {
-        Ok(mut times) => {
-            times.sort_unstable();
-            let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
-            let mut found = format!(
-                "a write is on the disk after {:.1} ms, {:.1} at worst",
-                median.as_secs_f64() * 1e3,
-                worst.as_secs_f64() * 1e3
-            );
-            let slow = median > DISK_SLOW;
-            if slow {
-                found += ": a quicker disk makes failovers of guests with disks quicker";
-            }
-            let verdict = if slow { Verdict::Weak } else { Verdict::Good };
-            report.add(what, verdict, found);
-        }
-        Err(error) => report.add(
-            what,
-            Verdict::Missing,
-            format!("{}: {error}", there.display()),
-        ),
-    }
-    for disk in &config.disk {
-        let what = format!("disk {}", disk.path.display());
-        let is_first = config.group.me == config.group.first_leader;
-        match (File::open(&disk.path), disk.size_mib) {
-            (Ok(_), _) => report.add(what, Verdict::Good, "it is there"),
-            (Err(error), _) if error.kind() != ErrorKind::NotFound => {
-                report.add(what, Verdict::Missing, error.to_string());
-            }
-            (Err(_), None) => report.add(
-                what,
-                Verdict::Missing,
-                "it is not there: put it there, or give its size with size_mib",
-            ),
-            (Err(_), Some(_)) if is_first => report.add(
-                what,
-                Verdict::Weak,
-                "it is not there: this replica boots the guest, from an empty disk",
-            ),
-            (Err(_), Some(mib)) => report.add(
-                what,
-                Verdict::Good,
-                format!("it will be made, with {mib} MiB, and filled by the leader"),
-            ),
-        }
-    }
-}
-
-/// How long small writes take until they are on the disk.
-fn sync_times(dir: &Path) -> std::io::Result<Vec<Duration>> {
-    let file = dir.join(format!(".plover-check-{}", std::process::id()));
-    let mut made = File::create_new(&file)?;
-    let timed = (0..DISK_TRIES).map(|_| {
-        let begun = Instant::now();
-        made.write_all(&[0; 512])?;
-        made.sync_data()?;
-        Ok(begun.elapsed())
-    });
-    let times = timed.collect();
-    std::fs::remove_file(&file)?;
-    times
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -447,14 +374,6 @@ mod tests {
         assert!(reach(address).unwrap().1, "somebody listens");
         drop(listener);
         assert!(!reach(address).unwrap().1, "nobody does");
-    }
-
-    #[test]
-    fn a_disk_is_timed_and_left_as_it_was() {
-        let dir = std::env::temp_dir();
-        assert_eq!(sync_times(&dir).unwrap().len(), DISK_TRIES);
-        let left = dir.join(format!(".plover-check-{}", std::process::id()));
-        assert!(!left.exists());
     }
 
     #[test]

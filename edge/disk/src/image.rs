@@ -11,7 +11,7 @@ use crate::snapshot::Kept;
 use crate::written::Written;
 use plover_types::DISK_BLOCK_BYTES;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -19,6 +19,47 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// The size of the open image that `spec` names, if it can be a guest's disk.
+fn sized(spec: &DiskSpec, file: &File, used_before: bool) -> Result<u64, DiskError> {
+    let path = &spec.path;
+    // Not the size in the metadata, which is 0 for a block device.
+    let bytes = seek(file, SeekFrom::End(0))
+        .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
+    let grown = |wanted: u64| spec.bytes_max.is_some() && bytes >= wanted;
+    if let Some(wanted) = spec.bytes.filter(|it| *it != bytes && !grown(*it)) {
+        return Err(DiskError::WrongSize {
+            path: path.clone(),
+            found: bytes,
+            wanted,
+        });
+    }
+    if let Some(max) = spec.bytes_max.filter(|max| bytes > *max) {
+        return Err(DiskError::OverMax {
+            path: path.clone(),
+            found: bytes,
+            max,
+        });
+    }
+    if bytes == 0 || bytes % DISK_BLOCK_BYTES as u64 != 0 {
+        return Err(DiskError::Uneven {
+            path: path.clone(),
+            bytes,
+        });
+    }
+    match Format::of_content(file).filter(|_| !used_before) {
+        Some(format) => Err(DiskError::NotRaw {
+            path: path.clone(),
+            format: format.name(),
+        }),
+        None => Ok(bytes),
+    }
+}
+
+/// The blocks of so many bytes.
+pub(crate) fn blocks_within(bytes: u64) -> Result<u32, DiskError> {
+    u32::try_from(bytes / DISK_BLOCK_BYTES as u64).map_err(|_| DiskError::TooLarge(bytes))
+}
 
 /// An open image.
 #[derive(Debug)]
@@ -74,41 +115,9 @@ impl Image {
         let file = Locked::take(file, spec.read_only)
             .map_err(io_error("cannot lock the disk image", path))?
             .ok_or_else(|| DiskError::InUse(path.clone()))?;
-        // Not the size in the metadata, which is 0 for a block device.
-        let bytes = seek(&*file, SeekFrom::End(0))
-            .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
+        let bytes = sized(spec, &file, used_before)?;
         let bytes_max = spec.bytes_max.unwrap_or(bytes);
-        let grown = |wanted: u64| spec.bytes_max.is_some() && bytes >= wanted;
-        if let Some(wanted) = spec.bytes.filter(|it| *it != bytes && !grown(*it)) {
-            return Err(DiskError::WrongSize {
-                path: path.clone(),
-                found: bytes,
-                wanted,
-            });
-        }
-        if bytes > bytes_max {
-            return Err(DiskError::OverMax {
-                path: path.clone(),
-                found: bytes,
-                max: bytes_max,
-            });
-        }
-        let block = DISK_BLOCK_BYTES as u64;
-        if bytes == 0 || bytes % block != 0 {
-            return Err(DiskError::Uneven {
-                path: path.clone(),
-                bytes,
-            });
-        }
-        let blocks =
-            u32::try_from(bytes_max / block).map_err(|_| DiskError::TooLarge(bytes_max))?;
-        let format = Format::of_content(&file).filter(|_| !used_before);
-        if let Some(format) = format {
-            return Err(DiskError::NotRaw {
-                path: path.clone(),
-                format: format.name(),
-            });
-        }
+        let blocks = blocks_within(bytes_max)?;
         Ok(Self {
             path: path.clone(),
             file,
@@ -126,6 +135,20 @@ impl Image {
             kept: Mutex::new(None),
             changes: Mutex::default(),
         })
+    }
+
+    /// The size of the image that `spec` names, for a process that does not use it; `None` if it will be made.
+    pub(crate) fn look(spec: &DiskSpec, used_before: bool) -> Result<Option<u64>, DiskError> {
+        match File::open(&spec.path) {
+            Ok(file) => sized(spec, &file, used_before).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                match spec.bytes.filter(|_| !spec.read_only) {
+                    Some(_) => Ok(None),
+                    None => Err(DiskError::Missing(spec.path.clone())),
+                }
+            }
+            Err(error) => Err(io_error("cannot open the disk image", &spec.path)(error)),
+        }
     }
 
     pub(crate) fn path(&self) -> &std::path::Path {

@@ -156,30 +156,20 @@ impl Journal {
             }
             opened => opened.map_err(io_error("cannot open the disk journal", path))?,
         };
-        if let Some(found) = other_format(&file, Slot::is_intact) {
-            return Err(other_release(path, found));
+        let slot = newest(&file, path, blocks)?;
+        let slot = Slot { blocks, ..slot };
+        let path = path.into();
+        Ok(Self { path, file, slot })
+    }
+
+    /// Looks at the journal of disks of `blocks` blocks, for a process that does not own it. Returns the blocks that they had
+    /// before; `None` if there is no journal.
+    pub(crate) fn look(path: &Path, blocks: u32) -> Result<Option<u32>, DiskError> {
+        match File::open(path) {
+            Ok(file) => Ok(Some(newest(&file, path, blocks)?.blocks)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("cannot open the disk journal", path)(error)),
         }
-        for slot in slots(&file) {
-            if slot.in_force && read_body(&file, &slot).is_none() {
-                // An unfinished staging: the older slot has the state before it.
-                continue;
-            }
-            if slot.blocks != blocks && slot.in_force {
-                return Err(DiskError::OtherDisks {
-                    path: path.into(),
-                    found: slot.blocks,
-                    wanted: blocks,
-                });
-            }
-            let path = path.into();
-            let slot = Slot { blocks, ..slot };
-            return Ok(Self { path, file, slot });
-        }
-        // No slot is usable. Another format's number after the magic bytes explains it.
-        Err(match other_format(&file, |_| true) {
-            Some(found) => other_release(path, found),
-            None => DiskError::DamagedJournal(path.into()),
-        })
     }
 
     /// The number of blocks of the disks that the journal at `path` is for, if there is one.
@@ -278,6 +268,32 @@ impl Journal {
         self.slot = slot;
         Ok(())
     }
+}
+
+/// The slot that counts, of a journal of disks of `blocks` blocks.
+fn newest(file: &File, path: &Path, blocks: u32) -> Result<Slot, DiskError> {
+    if let Some(found) = other_format(file, Slot::is_intact) {
+        return Err(other_release(path, found));
+    }
+    for slot in slots(file) {
+        if slot.in_force && read_body(file, &slot).is_none() {
+            // An unfinished staging: the older slot has the state before it.
+            continue;
+        }
+        if slot.blocks != blocks && slot.in_force {
+            return Err(DiskError::OtherDisks {
+                path: path.into(),
+                found: slot.blocks,
+                wanted: blocks,
+            });
+        }
+        return Ok(slot);
+    }
+    // No slot is usable. Another format's number after the magic bytes explains it.
+    Err(match other_format(file, |_| true) {
+        Some(found) => other_release(path, found),
+        None => DiskError::DamagedJournal(path.into()),
+    })
 }
 
 fn other_release(path: &Path, found: u32) -> DiskError {

@@ -3,7 +3,7 @@
 //! Nothing but a whole greeting is believed, and a connection has only so much time for it.
 
 use crate::FabricError;
-use crate::context::{Context, Loss};
+use crate::context::{Context, Loss, No};
 use crate::hello::Greet;
 use crate::peer::HELLO_WITHIN;
 use crate::poll::{Interest, Token};
@@ -39,6 +39,12 @@ pub trait Listen: AsFd + Debug {
         partial: &mut Self::Partial,
     ) -> Result<Option<Self::Greeting>, Loss>;
 
+    /// Why the other end of a connection is not the replica that its greeting names.
+    fn objection(&self, socket: &Self::Socket, greeting: &Self::Greeting) -> Option<No> {
+        let _ = (socket, greeting);
+        None
+    }
+
     /// Sends a greeting on a connection that has carried nothing this way yet, so that there is room
     /// for it.
     fn send(socket: &mut Self::Socket, greeting: &Self::Greeting) -> Result<(), Loss>;
@@ -57,6 +63,13 @@ pub struct Visitor<L: Listen> {
     pub connection: Connection<L::Socket>,
     pub address: String,
     pub greeting: L::Greeting,
+}
+
+/// A connection that is none of a replica that may link, and why. Its end is closed.
+#[derive(Debug)]
+pub struct TurnedAway {
+    pub address: String,
+    pub why: No,
 }
 
 /// The listener and the connections that wait.
@@ -93,32 +106,38 @@ impl<L: Listen> Door<L> {
         self.waiting.iter().map(|it| it.since + HELLO_WITHIN).min()
     }
 
-    /// Accepts connections, and returns those that have greeted.
-    pub fn serve(&mut self, context: &mut Context, now: Instant) -> Vec<Visitor<L>> {
+    /// Accepts connections, and returns those that have greeted, or were refused before they could.
+    pub fn serve(
+        &mut self,
+        context: &mut Context,
+        now: Instant,
+    ) -> Vec<Result<Visitor<L>, TurnedAway>> {
         if context.poll.is_ready(self.token) {
             self.accept(context, now);
         }
-        let mut greeted = Vec::new();
+        let mut come = Vec::new();
         for mut it in std::mem::take(&mut self.waiting) {
             match self
                 .listener
                 .read(&mut it.connection.socket, &mut it.partial)
             {
-                Ok(Some(greeting)) => greeted.push(Visitor {
+                Ok(Some(greeting)) => come.push(Ok(Visitor {
                     connection: it.connection,
                     address: it.address,
                     greeting,
-                }),
+                })),
                 Ok(None) if now < it.since + HELLO_WITHIN => self.waiting.push(it),
                 Ok(None) => turn_away(context, &it.address, &"it did not greet in time", now),
-                Err(why @ (Loss::Damage(_) | Loss::Refused(_))) => {
-                    turn_away(context, &it.address, &why, now);
-                }
+                Err(Loss::Refused(why)) => come.push(Err(TurnedAway {
+                    address: it.address,
+                    why,
+                })),
+                Err(why @ Loss::Damage(_)) => turn_away(context, &it.address, &why, now),
                 // It closed the connection itself, as peers do that give up dialling.
                 Err(loss) => debug!(address = it.address, %loss, "a connection ended early"),
             }
         }
-        greeted
+        come
     }
 
     fn most_crowded(&self) -> usize {
@@ -153,12 +172,12 @@ impl<L: Listen> Door<L> {
 }
 
 /// An address without its port.
-fn host_of(address: &str) -> &str {
+pub fn host_of(address: &str) -> &str {
     address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 /// Counts a connection that is no replica's. The log names its host now and then.
-fn turn_away(context: &mut Context, address: &str, why: &dyn Display, now: Instant) {
+pub fn turn_away(context: &mut Context, address: &str, why: &dyn Display, now: Instant) {
     context.stats.rejected += 1;
     if context.strangers.note(host_of(address), now) {
         warn!(

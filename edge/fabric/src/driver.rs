@@ -5,7 +5,7 @@
 //! and how a sleeper is woken.
 
 use crate::context::{Context, Loss};
-use crate::door::{Door, Listen, Visitor};
+use crate::door::{Door, Listen, TurnedAway, Visitor, host_of, turn_away};
 use crate::hello::{Greet, Refusal};
 use crate::peer::{HELLO_WITHIN, Peer, Step};
 use crate::poll::Interest;
@@ -190,8 +190,15 @@ impl<T: Transport> RingFabric<T> {
 
     /// Lets replicas in that greet, and turns others away.
     fn greet(&mut self, now: Instant) {
-        let (transport, context) = (&mut self.transport, &mut self.context);
-        for mut visitor in self.door.serve(context, now) {
+        for come in self.door.serve(&mut self.context, now) {
+            let mut visitor = match come {
+                Ok(visitor) => visitor,
+                Err(turned_away) => {
+                    self.note_turned_away(&turned_away, now);
+                    continue;
+                }
+            };
+            let (transport, context) = (&mut self.transport, &mut self.context);
             let mut mine = transport.answer(context, &visitor.greeting);
             let from = visitor.greeting.sender();
             let mut peers = self.peers.iter_mut();
@@ -200,7 +207,9 @@ impl<T: Transport> RingFabric<T> {
                 // Its connection ends here; it dials again.
                 continue;
             }
-            match (visitor.greeting.refusal(&mine), peer) {
+            let socket = &visitor.connection.socket;
+            let objection = self.door.listener.objection(socket, &visitor.greeting);
+            match (objection.or_else(|| visitor.greeting.refusal(&mine)), peer) {
                 (None, Some(peer)) => {
                     context.told.insert(from, visitor.greeting.versions());
                     peer.welcome(transport, context, now, visitor, mine);
@@ -214,6 +223,20 @@ impl<T: Transport> RingFabric<T> {
                     }
                 }
             }
+        }
+    }
+
+    /// A connection was refused before it said from which replica it comes. If one peer alone listens on the host that it
+    /// comes from, it counts as that one's: both sides of a refusal are to show it.
+    fn note_turned_away(&mut self, it: &TurnedAway, now: Instant) {
+        let context = &mut self.context;
+        let host = host_of(&it.address);
+        let dials_from =
+            |peer: &&Peer<T>| peer.id < context.me && host_of(&peer.place.to_string()) == host;
+        let mut peers = self.peers.iter().filter(dials_from);
+        match (peers.next(), peers.next()) {
+            (Some(peer), None) => context.refused(peer.id, &it.address, &it.why, now),
+            _ => turn_away(context, &it.address, &it.why, now),
         }
     }
 

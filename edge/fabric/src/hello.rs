@@ -147,6 +147,11 @@ pub enum Refusal {
     Memory = 7,
     #[error("it uses another provider of libfabric: set the same `provider` on all replicas")]
     Provider = 8,
+    #[error(
+        "it takes this replica's key for another one's: compare `group.me` here, and which key stands for which replica in \
+         its trust file"
+    )]
+    Key = 9,
     #[error("it refused this replica for a reason unknown to this release")]
     Unknown = 255,
 }
@@ -154,7 +159,7 @@ pub enum Refusal {
 impl Refusal {
     /// The reason behind a verdict; none for 0.
     pub fn from_verdict(verdict: u8) -> Option<Self> {
-        const KNOWN: [Refusal; 8] = [
+        const KNOWN: [Refusal; 9] = [
             Refusal::Version,
             Refusal::Group,
             Refusal::Identity,
@@ -163,6 +168,7 @@ impl Refusal {
             Refusal::User,
             Refusal::Memory,
             Refusal::Provider,
+            Refusal::Key,
         ];
         let known = KNOWN.into_iter().find(|it| *it as u8 == verdict);
         (verdict != 0).then(|| known.unwrap_or(Self::Unknown))

@@ -24,7 +24,7 @@ use crate::{FabricError, Keys, PeerError};
 use plover_types::ReplicaId;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use rustls::ServerConfig;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 
 /// First byte of an alert of TLS.
 const TLS_ALERT: u8 = 21;
+/// The alert `no_application_protocol` of TLS 1.2 and later (RFC 8446, section 6). No replica that speaks TLS sends it.
+const NO_TLS_HERE: [u8; 7] = [TLS_ALERT, 3, 3, 0, 2, 2, 120];
 /// Keepalive's finest unit is a second.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 /// After so many unanswered probes the kernel itself ends an idle connection, should nobody drive
@@ -203,6 +205,14 @@ fn send(socket: &mut Line, message: &[u8]) -> Result<(), Loss> {
     }
 }
 
+/// Answers the beginning of a handshake of TLS, so that the other side reads why its connection ends.
+fn say_no_tls(mut socket: &TcpStream) {
+    // If bytes were left unread, the kernel would reset the connection, maybe before the other side has read the answer.
+    // The rest of a greeting is some 200 bytes, and neither step waits.
+    let _ = socket.read(&mut [0; 4 << 10]);
+    let _ = socket.write(&NO_TLS_HERE);
+}
+
 /// Listens for greetings `M` of `N` bytes.
 #[derive(Debug)]
 pub struct TcpDoor<M, const N: usize> {
@@ -258,17 +268,26 @@ impl<M: Message<N>, const N: usize> Listen for TcpDoor<M, N> {
         let Some(bytes) = partial.read(socket)? else {
             return Ok(None);
         };
-        let greeting = M::decode(bytes).map_err(|error| Loss::Refused(error.into()))?;
-        if let Some((keys, _)) = &self.tls {
-            let (from, key) = (greeting.sender(), socket.peer_key());
-            if !key.is_some_and(|key| keys.trusts(from, key)) {
-                let key = key.map_or("none".into(), |key| key.to_string());
-                let words =
-                    format!("it says that it is {from}, and its key is another one's: {key}");
-                return Err(Loss::Refused(No::because(Refusal::Identity, words)));
+        let greeting = M::decode(bytes).map_err(|error| {
+            if error == NotHello::Tls {
+                say_no_tls(&socket.socket);
             }
-        }
+            Loss::Refused(error.into())
+        })?;
         Ok(Some(greeting))
+    }
+
+    fn objection(&self, socket: &Line, greeting: &M) -> Option<No> {
+        let (keys, _) = self.tls.as_ref()?;
+        let (from, key) = (greeting.sender(), socket.peer_key());
+        if key.is_some_and(|key| keys.trusts(from, key)) {
+            return None;
+        }
+        let key = key.map_or("none".into(), |key| key.to_string());
+        let words = format!(
+            "it says that it is {from}, and its key is another one's: {key}; compare group.me and the key on its host"
+        );
+        Some(No::because(Refusal::Key, words))
     }
 
     fn send(socket: &mut Line, greeting: &M) -> Result<(), Loss> {

@@ -338,6 +338,9 @@ fn explain(error: Error, handshaking: bool) -> Loss {
              `plover key show` prints here"
                 .into()
         }
+        Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+            "it has no keys, and this replica speaks TLS: give all replicas keys, or all of them `plaintext = true`".into()
+        }
         Error::InvalidMessage(_) if handshaking => {
             "it does not speak TLS: is it a replica with `plaintext = true`?".into()
         }

@@ -7,6 +7,7 @@
 mod op;
 
 pub(crate) use op::Op;
+use op::Wait;
 
 use crate::config::ConfigFile;
 use plover_disk::{Snapshot, SnapshotLimits};
@@ -211,7 +212,8 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
         let reply = match serde_json::from_str::<Op>(&line) {
             Ok(Op::Console) => {
                 let (output, chunks) = sync_channel(CONSOLE_CHUNKS_MAX);
-                let answer = ask(handle, |reply| Request::Attach { output, reply });
+                let wait = Op::Console.wait();
+                let answer = ask(handle, &wait, |reply| Request::Attach { output, reply });
                 if answer.get("error").is_none() {
                     // Somebody who has gone already may have typed something before.
                     let _ = writer.write_all(format!("{answer}\n").as_bytes());
@@ -243,13 +245,7 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
             },
             Ok(Op::Group) => group(handle),
             Ok(Op::Reload { dry_run }) => reload(handle, config, dry_run),
-            Ok(op) => {
-                let within = match op {
-                    Op::Guest { .. } => AGENT_WITHIN,
-                    _ => ANSWER_WITHIN,
-                };
-                ask_within(handle, within, |reply| Request::Op { op, reply })
-            }
+            Ok(op) => request(handle, op),
             Err(error) => json!({"error": format!("not a request: {error}")}),
         };
         if writeln!(writer, "{reply}").is_err() {
@@ -258,26 +254,20 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
     }
 }
 
-/// Sends a request to the loop and waits for its answer.
-fn ask(handle: &StopHandle, request: impl FnOnce(Sender<Value>) -> Request) -> Value {
-    ask_within(handle, ANSWER_WITHIN, request)
+/// Has the loop carry out a request, or send it on.
+fn request(handle: &StopHandle, op: Op) -> Value {
+    let wait = op.wait();
+    ask(handle, &wait, |reply| Request::Op { op, reply })
 }
 
-fn ask_within(
-    handle: &StopHandle,
-    within: Duration,
-    request: impl FnOnce(Sender<Value>) -> Request,
-) -> Value {
+/// Sends a request to the loop and waits for its answer.
+fn ask(handle: &StopHandle, wait: &Wait, request: impl FnOnce(Sender<Value>) -> Request) -> Value {
     let (reply, answer) = channel();
     handle.send(request(reply));
-    match answer.recv_timeout(within) {
+    match answer.recv_timeout(wait.within) {
         Ok(answer) => answer,
         Err(RecvTimeoutError::Disconnected) => json!({"error": "this replica is ending"}),
-        Err(RecvTimeoutError::Timeout) => json!({"error": format!(
-            "the replica that leads has not answered within {} s: the request may have been carried out; see \
-             `plover status`",
-            within.as_secs()
-        )}),
+        Err(RecvTimeoutError::Timeout) => json!({"error": wait.late}),
     }
 }
 
@@ -305,10 +295,12 @@ fn snapshot(handle: &StopHandle, keep_mib: u64, mib_per_s: u64) -> Result<Taken,
 /// Reads the configuration, on this thread, since its disk may hang. A file that is wrong never reaches the loop.
 fn reload(handle: &StopHandle, config: &Path, dry_run: bool) -> Value {
     match ConfigFile::load(config) {
-        Ok(file) => ask(handle, |reply| Request::Reload {
-            file: Box::new(file),
-            dry_run,
-            reply,
+        Ok(file) => ask(handle, &Op::Reload { dry_run }.wait(), |reply| {
+            Request::Reload {
+                file: Box::new(file),
+                dry_run,
+                reply,
+            }
         }),
         Err(error) => {
             let path = config.display();
@@ -364,10 +356,7 @@ fn backup(mut reader: BufReader<UnixStream>, mut writer: UnixStream, taken: &Tak
 
 /// Where all replicas stand. One that does not answer in time is named as such: `{"id": 2, "silent": "why"}`.
 fn group(handle: &StopHandle) -> Value {
-    let own = ask(handle, |reply| Request::Op {
-        op: Op::Status,
-        reply,
-    });
+    let own = request(handle, Op::Status);
     if own.get("error").is_some() {
         return own;
     }

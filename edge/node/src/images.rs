@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The name of the disks' journal in the state directory.
-pub(crate) const JOURNAL: &str = "disks";
+const JOURNAL: &str = "disks";
 
 /// The disks as raw images. An image whose name says another format is imported first, unless that was
 /// done before.
 pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError> {
-    let used_before = config.paths.state_dir.join(JOURNAL).exists();
+    let used_before = config.disk_journal().exists();
     let raws = config.raw_disks().into_iter();
     let disks = config.disk.iter().zip(raws);
     disks
@@ -25,6 +25,11 @@ pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError
 }
 
 impl ReplicaConfig {
+    /// The disks' journal: it is there once this replica has taken part in a group.
+    pub fn disk_journal(&self) -> PathBuf {
+        self.paths.state_dir.join(JOURNAL)
+    }
+
     /// This replica's images of the guest's disks: where they are, or will be.
     pub fn raw_disks(&self) -> Vec<PathBuf> {
         let disks = self.disk.iter().enumerate();

@@ -95,5 +95,7 @@ pub use fabric::{FabricName, open as open_fabric};
 pub use host::{CpuConfig, HostConfig, usable_cpus};
 pub use plover_replica::newest;
 pub use policy::{PolicyConfig, PolicyName, SyncName};
+pub use private::why_not_private;
 pub use recent::RecentLog;
+pub use storage::{StorageError, check_state_dir};
 pub use supervisor::{Side, ThisProcess, supervise};

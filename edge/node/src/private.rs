@@ -18,27 +18,33 @@ pub(crate) fn keep_files_private() {
 
 /// Creates the folder of the key `key`, unless it is there, and refuses one in which others may write.
 pub(crate) fn folder(key: &str, path: &Path) -> Result<(), BoxError> {
-    let cannot = |what: &str, error| format!("cannot {what} {key} {}: {error}", path.display());
     std::fs::create_dir_all(path).map_err(|error| {
         let advice =
             "make it and give it to the user that runs plover (the service: 'chown plover')";
-        format!("{}; {advice}", cannot("create", error))
+        format!("cannot create {key} {}: {error}; {advice}", path.display())
     })?;
-    let found = std::fs::metadata(path).map_err(|error| cannot("look at", error))?;
-    let me = rustix::process::geteuid();
-    let is_own = found.uid() == me.as_raw() || found.uid() == 0;
-    if !is_own || found.mode() & OTHERS_WRITE != 0 {
-        return Err(format!(
-            "{key} {} can be written by others (its owner is {}, its mode {:o}; this is user {}): use a folder of its own, \
-             or 'chown' it to this user and 'chmod go-w' it",
+    match why_not_private(key, path, rustix::process::geteuid().as_raw()) {
+        Some(why) => Err(why.into()),
+        None => Ok(()),
+    }
+}
+
+/// Why a replica that runs as `user` refuses the folder of the key `key`: others than that user and root may write in it.
+pub fn why_not_private(key: &str, path: &Path, user: u32) -> Option<String> {
+    let found = match std::fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) => return Some(format!("cannot look at {key} {}: {error}", path.display())),
+    };
+    let is_own = found.uid() == user || found.uid() == 0;
+    (!is_own || found.mode() & OTHERS_WRITE != 0).then(|| {
+        format!(
+            "{key} {} can be written by others (its owner is {}, its mode {:o}; the replica runs as user {user}): use a \
+             folder of its own, or 'chown' it to this user and 'chmod go-w' it",
             path.display(),
             found.uid(),
             found.mode() & 0o7777,
-            me.as_raw(),
         )
-        .into());
-    }
-    Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -62,6 +68,9 @@ mod tests {
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         folder("paths.run_dir", &path).unwrap();
+        let owner = std::fs::metadata(&path).unwrap().uid();
+        let of_another = why_not_private("paths.run_dir", &path, owner + 1);
+        assert_eq!(of_another.is_none(), owner == 0, "{of_another:?}");
         std::fs::write(dir.path().join("file"), "").unwrap();
         assert!(folder("paths.run_dir", &dir.path().join("file")).is_err());
     }

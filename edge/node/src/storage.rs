@@ -12,6 +12,7 @@
 
 mod record;
 
+use crate::config::ReplicaConfig;
 use apus::{Configuration, DurableState, Entry, Start};
 use plover_replica::{Event, GroupRecord, GuestRecord};
 use plover_store::{Completion, Damage, Options, Store, StoreError};
@@ -258,7 +259,17 @@ impl Storage {
 
 /// The members by the log that the directory names, for a process that does not own it.
 pub(crate) fn members_in(dir: &Path, group: &str) -> Option<GroupRecord> {
-    record::look(dir, group)?.members
+    record::look(dir, group).ok()?.members
+}
+
+/// Whether the state directory is this replica's and usable, for a process that does not own it. One that is not there is.
+///
+/// # Errors
+/// A replica would refuse it: it is another group's or replica's, damaged, or of a replica that has left its group.
+pub fn check_state_dir(config: &ReplicaConfig) -> Result<(), StorageError> {
+    let (dir, group) = (&config.paths.state_dir, &config.group);
+    let kept = record::look(dir, &group.name)?;
+    check_owner(dir, &group.name, ReplicaId(group.me), &kept)
 }
 
 fn check_owner(dir: &Path, group: &str, me: ReplicaId, kept: &Kept) -> Result<(), StorageError> {
@@ -330,6 +341,16 @@ mod tests {
         let left = open(ME).unwrap_err();
         assert!(matches!(left, StorageError::Left { .. }), "{left}");
         assert!(left.to_string().contains("replicas 0, 2, 3 now"), "{left}");
+        let text = format!(
+            "[group]\nname = \"g\"\nme = 1\nreplica = []\n[guest]\nmac = \"52:54:00:00:00:01\"\n\
+             [net]\ntap = \"t\"\n[paths]\nrun_dir = \"/r\"\nstate_dir = \"{}\"\n",
+            dir.path().display()
+        );
+        let mut config: ReplicaConfig = toml::from_str(&text).unwrap();
+        let looked = check_state_dir(&config).unwrap_err();
+        assert_eq!(looked.to_string(), left.to_string(), "seen before a start");
+        config.paths.state_dir.push("none");
+        check_state_dir(&config).unwrap();
         let other = open(ReplicaId(3)).unwrap_err();
         assert!(
             matches!(other, StorageError::OtherReplica { .. }),

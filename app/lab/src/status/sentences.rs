@@ -1,6 +1,7 @@
 //! The sentences below a group's table: why it is not protected, what goes on, troubles, and what to do about them.
 
 use super::{GroupStatus, ReplicaStatus, milliseconds};
+use crate::control::refused;
 use plover_node::SPLIT_WARNING;
 
 impl GroupStatus {
@@ -66,6 +67,10 @@ impl GroupStatus {
         for replica in &self.replicas {
             if let Some(trouble) = &replica.trouble {
                 told.push(format!("Replica {}: {trouble}", replica.id));
+            }
+            let refused = refused(&replica.more).into_iter();
+            for why in refused.filter(|why| replica.trouble.as_ref() != Some(why)) {
+                told.push(format!("Replica {}: {why}", replica.id));
             }
             if let Some(stale) = replica.text("stale_file") {
                 told.push(format!("Replica {}: {stale}.", replica.id));

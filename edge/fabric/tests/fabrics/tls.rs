@@ -6,7 +6,7 @@ use plover_fabric::keys::{PrivateKey, PublicKey, trust};
 use plover_fabric::{Fabric, FabricEvent, Keys, Lane, Stream, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -23,22 +23,25 @@ fn open(config: TcpConfig) -> TcpFabric {
 fn two(change: impl FnOnce(&mut TcpConfig, &mut TcpConfig)) -> [TcpFabric; 2] {
     let maker = TcpMaker::encrypted();
     let [mut a, mut b] = [R0, R1].map(|id| maker.config(id, How::default()));
+    // Where connections of this machine come from. The other side does not dial there.
+    b.peers[0].1.set_ip(Ipv4Addr::LOCALHOST.into());
     change(&mut a, &mut b);
     [open(a), open(b)]
 }
 
-/// The side that dials says why there is no link.
+/// Both sides say why there is no link: `why` has a part of what the dialling side says, and of what the other one says.
 #[track_caller]
-fn refused(mut fabrics: [TcpFabric; 2], why: &str) {
+fn refused(mut fabrics: [TcpFabric; 2], why: [&str; 2]) {
+    let mut said = [None, None];
     drive(&mut fabrics, |fabrics, events| {
         let up = |event: &FabricEvent| matches!(event, FabricEvent::Up(_));
         assert!(!events.iter().flatten().any(up), "they are linked");
-        let said = fabrics[0].refusal(R1);
-        if let Some(said) = &said {
-            assert!(said.contains(why), "{said}");
-        }
-        said.is_some()
+        said = [fabrics[0].refusal(R1), fabrics[1].refusal(R0)];
+        said.iter().all(Option::is_some)
     });
+    for (said, why) in said.iter().flatten().zip(why) {
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 fn keys(own: PrivateKey, trusted: &[(ReplicaId, &PrivateKey)]) -> Option<Arc<Keys>> {
@@ -50,7 +53,7 @@ fn keys(own: PrivateKey, trusted: &[(ReplicaId, &PrivateKey)]) -> Option<Arc<Key
 fn a_key_that_the_dialling_side_does_not_trust() {
     refused(
         two(|a, _| a.keys = keys(private_key(), &[(R1, &private_key())])),
-        "is not trusted",
+        ["is not trusted", "does not trust this replica's key"],
     );
 }
 
@@ -64,7 +67,7 @@ fn a_key_that_the_listening_side_does_not_trust() {
             b.keys = keys(other, &[(R0, &private_key())]);
             assert_ne!(one_public, other_public);
         }),
-        "does not trust this replica's key",
+        ["does not trust this replica's key", "is not trusted"],
     );
 }
 
@@ -74,28 +77,55 @@ fn the_key_of_another_replica() {
     let maker = TcpMaker::encrypted();
     let [mut a, b] = [R0, R1].map(|id| maker.config(id, How::default()));
     a.keys = Some(maker.keys[2].clone());
-    let mut fabrics = [open(a), open(b)];
-    drive(&mut fabrics, |fabrics, events| {
-        assert!(!both_up(events));
-        fabrics[1].stats().rejected > 2
-    });
-    drop(fabrics);
+    refused(
+        [open(a), open(b)],
+        [
+            "takes this replica's key for another one's",
+            "it says that it is r0",
+        ],
+    );
     let mut a = maker.config(R0, How::default());
     a.peers.retain(|(id, _)| *id == R1);
     a.peers[0].1 = maker.addresses[2];
     let c = open(maker.config(ReplicaId(2), How::default()));
-    refused([open(a), c], "it shows the key of r2");
+    let mut fabrics = [open(a), c];
+    drive(&mut fabrics, |fabrics, _| {
+        fabrics[0]
+            .refusal(R1)
+            .is_some_and(|why| why.contains("it shows the key of r2"))
+    });
 }
 
 #[test]
 fn one_side_alone_has_keys() {
-    refused(two(|a, _| a.keys = None), "this replica has no keys");
-    let [a, b] = two(|_, b| b.keys = None);
-    let mut fabrics = [a, b];
-    drive(&mut fabrics, |fabrics, events| {
-        assert!(!both_up(events));
-        fabrics[1].stats().rejected > 2
-    });
+    refused(
+        two(|a, _| a.keys = None),
+        ["this replica has no keys", "it does not speak TLS"],
+    );
+    refused(
+        two(|_, b| b.keys = None),
+        [
+            "it has no keys, and this replica speaks TLS",
+            "this replica has no keys",
+        ],
+    );
+}
+
+/// Two peers on one host are not told apart before they have greeted, so neither is blamed.
+#[test]
+fn a_stranger_is_no_peers_fault() {
+    let mut config = TcpMaker::encrypted().config(ReplicaId(2), How::default());
+    for (_, address) in &mut config.peers {
+        address.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
+    let mut here = open(config);
+    let address = here.listen_address().unwrap();
+    let mut stranger = TcpStream::connect(address).unwrap();
+    stranger.write_all(&[b'x'; 200]).unwrap();
+    while here.stats().rejected == 0 {
+        here.progress(&mut Vec::new());
+    }
+    assert_eq!((here.refusal(R0), here.refusal(R1)), (None, None));
 }
 
 /// A replica changes its key while its peers trust both keys, and its old one is forgotten afterwards. A key that is

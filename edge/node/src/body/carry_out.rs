@@ -1,5 +1,6 @@
 //! Carries out the actions of the core.
 
+use super::ending::Ending;
 use super::work::{Work, whole};
 use super::{Body, BoxError};
 use crate::clock;
@@ -33,7 +34,7 @@ impl Body {
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
             Action::Regroup(record) => self.regroup(*record)?,
             Action::Version(_) => self.speak(),
-            Action::Leave => self.stopping = true,
+            Action::Leave => self.stopping = Some(Ending::Left),
             Action::StartGuest(reason) => self.start_guest(reason),
             Action::KillGuest => {
                 self.leave_guest();
@@ -326,6 +327,16 @@ impl Body {
             Note::Peer {
                 peer: ReplicaId(peer),
                 alive: false,
+            } if self.relay.has_stopped(ReplicaId(*peer)) => {
+                tracing::info!(
+                    event = "peer_stopped",
+                    peer,
+                    "replica {peer} does not answer any more: it has stopped, as it was told to"
+                )
+            }
+            Note::Peer {
+                peer: ReplicaId(peer),
+                alive: false,
             } => {
                 tracing::warn!(
                     event = "peer_silent",
@@ -341,11 +352,19 @@ impl Body {
             Note::DeathReported {
                 peer: ReplicaId(peer),
             } => {
-                tracing::warn!(
-                    event = "peer_died",
-                    peer,
-                    "the process of replica {peer} has ended, its host says"
-                );
+                if self.relay.has_stopped(ReplicaId(*peer)) {
+                    tracing::info!(
+                        event = "peer_ended",
+                        peer,
+                        "the process of replica {peer} has ended, as it was told to"
+                    );
+                } else {
+                    tracing::warn!(
+                        event = "peer_died",
+                        peer,
+                        "the process of replica {peer} has ended, its host says"
+                    );
+                }
             }
             Note::JoinBegun {
                 peer: ReplicaId(peer),

@@ -94,7 +94,7 @@ impl Body {
                 }
             },
             Op::Shutdown => {
-                self.stopping = true;
+                self.on_stop(true)?;
                 json!({"ok": true})
             }
             Op::CrashInPhase { phase } => {
@@ -126,6 +126,7 @@ impl Body {
             Op::Guest { .. } => {
                 json!({"error": "a request to the guest's agent is answered when the agent has"})
             }
+            Op::Stops => json!({"error": "this is what replicas tell each other"}),
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
     }

@@ -23,6 +23,7 @@ mod work;
 use self::agent::AgentLine;
 use self::answers::Answers;
 use self::backup::Backup;
+use self::ending::Ending;
 use self::failover::Failover;
 use self::inputs::Inputs;
 use self::printed::Printed;
@@ -173,7 +174,8 @@ struct Body {
     copy_refused: Option<(u8, String)>,
     /// Why the last copy to another replica failed; `None` once one has succeeded.
     unprotected: Option<String>,
-    stopping: bool,
+    /// It ends after this turn, and how.
+    stopping: Option<Ending>,
     /// Until when this replica tries to give up its roles before it ends.
     leaving: Option<Micros>,
     /// How this replica last took over.
@@ -224,14 +226,18 @@ impl Body {
         self.look_at_uplink()?;
         self.storage.submit();
         self.service.ready(clock::now(), &self.in_a_line());
-        while !self.stopping {
+        let ending = loop {
+            if let Some(ending) = self.stopping {
+                break ending;
+            }
             self.wait();
             self.turn()?;
-        }
+        };
         self.service.stopping(&self.in_a_line());
         if let Some(vm) = &mut self.vm {
             vm.kill();
         }
+        self.log_end(ending);
         Ok(())
     }
 

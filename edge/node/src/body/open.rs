@@ -70,10 +70,7 @@ impl Body {
         }
         let disks = match &images::prepare(&config)?[..] {
             [] => None,
-            specs => {
-                let journal = config.paths.state_dir.join(images::JOURNAL);
-                Some(Disks::open(specs, &journal)?)
-            }
+            specs => Some(Disks::open(specs, &config.disk_journal())?),
         };
         let keys = group.keys()?;
         let mut fabric = crate::fabric::open(&group, keys.clone())?;
@@ -156,7 +153,7 @@ impl Body {
             last_failure,
             copy_refused: None,
             unprotected: None,
-            stopping: false,
+            stopping: None,
             leaving: None,
             failover: Failover::default(),
             relay: Relay::default(),

@@ -6,7 +6,7 @@ use crate::clock;
 use crate::control::Op;
 use crate::relay::Relayed;
 use plover_replica::{OperatorInput, Role};
-use plover_types::{Lane, Micros, ReplicaId};
+use plover_types::{Lane, Micros, ReplicaId, ReplicaSet};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Sender, SyncSender, TrySendError};
@@ -16,6 +16,9 @@ const FORGOTTEN_AFTER: Micros = Micros::from_ms(30_000);
 
 /// The most bytes of a console in one record.
 const PRINTED_BYTES_MAX: usize = 16 << 10;
+
+/// The number of a question whose answer nobody waits for.
+const UNANSWERED: u64 = 0;
 
 /// A question to another replica.
 #[derive(Debug)]
@@ -36,6 +39,20 @@ pub(super) struct Relay {
     theirs: BTreeMap<u64, (ReplicaId, SyncSender<Vec<u8>>)>,
     /// Consoles of this replica that operators of other hosts look at.
     ours: Vec<(ReplicaId, u64)>,
+    /// Replicas that have said that they were told to end, and have not come back.
+    stopped: ReplicaSet,
+}
+
+impl Relay {
+    /// Whether this replica has said that it was told to end, and has not come back.
+    pub(super) fn has_stopped(&self, peer: ReplicaId) -> bool {
+        self.stopped.contains(peer)
+    }
+
+    /// A new link to it is up.
+    pub(super) fn is_back(&mut self, peer: ReplicaId) {
+        self.stopped.remove(peer);
+    }
 }
 
 impl Body {
@@ -86,10 +103,16 @@ impl Body {
             },
         };
         if !self.tell(to, &question) {
-            let why = format!(
-                "replica {} is not linked with this one at present: look at its host and the network between",
-                to.0
-            );
+            let why = match self.relay.has_stopped(to) {
+                true => format!(
+                    "replica {} has stopped, as it was told to: start its service when the work on its host is done",
+                    to.0
+                ),
+                false => format!(
+                    "replica {} is not linked with this one at present: look at its host and the network between",
+                    to.0
+                ),
+            };
             let _ = reply.send(json!({"error": why}));
             return;
         }
@@ -100,6 +123,22 @@ impl Body {
             output,
         };
         self.relay.asked.insert(id, asked);
+    }
+
+    /// This replica was told to end, and tells the others. It waits for no answer.
+    pub(super) fn tell_of_end(&mut self) {
+        let request = json!(Op::Stops).to_string();
+        let me = self.replica.status().id;
+        for peer in self.replica.members().iter().filter(|id| *id != me) {
+            let request = request.clone();
+            self.tell(
+                peer,
+                &Relayed::Ask {
+                    id: UNANSWERED,
+                    request,
+                },
+            );
+        }
     }
 
     /// An operator of this host has typed on a console.
@@ -130,6 +169,7 @@ impl Body {
             Relayed::Ask { id, request } => {
                 let asker = Asker::There(from, id);
                 match serde_json::from_str::<Op>(&request) {
+                    Ok(Op::Stops) => self.relay.stopped.insert(from),
                     Ok(op) if op.may_be_sent_on() => self.request(op, asker)?,
                     Ok(_) => {
                         let why = "this is a request for the replica's own host";

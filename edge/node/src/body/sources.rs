@@ -108,6 +108,9 @@ impl Body {
         }
         self.packer.begin_anew(peer);
         self.relay_lost(peer);
+        if up {
+            self.relay.is_back(peer);
+        }
         let versions = self.fabric.as_ref().and_then(|it| it.versions(peer));
         if let Some(versions) = versions.filter(|_| up) {
             self.apply(Event::Speaks { peer, versions })?;

@@ -30,7 +30,7 @@ impl DiskConfig {
         }
     }
 
-    pub(crate) fn spec(&self) -> DiskSpec {
+    pub fn spec(&self) -> DiskSpec {
         DiskSpec {
             path: self.path.clone(),
             read_only: self.readonly,

@@ -1,9 +1,19 @@
 //! The requests that the control socket takes.
 
+use super::{AGENT_WITHIN, ANSWER_WITHIN};
 use crate::guest_agent::GuestOrder;
 use plover_replica::newest::DiskCopy;
 use plover_replica::{MemberOrder, OperatorInput};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// How long a request's answer is waited for.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    pub within: Duration,
+    /// The error if there is none by then: who has not answered, and what to do.
+    pub late: String,
+}
 
 /// The requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +92,8 @@ pub(crate) enum Op {
     },
     /// End this replica.
     Shutdown,
+    /// What a replica says to the others that was told to end.
+    Stops,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
     /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.
     CrashInPhase { phase: plover_syncvm::Phase },
@@ -125,6 +137,35 @@ impl Op {
         ) || self.is_an_input()
     }
 
+    /// How long its answer is waited for.
+    pub fn wait(&self) -> Wait {
+        let within = match self {
+            Self::Guest { .. } => AGENT_WITHIN,
+            _ => ANSWER_WITHIN,
+        };
+        Wait {
+            within,
+            late: self.late(within.as_secs()),
+        }
+    }
+
+    fn late(&self, within: u64) -> String {
+        match self {
+            Self::Logs { of: Some(of), .. } | Self::DiskRoom { of: Some(of), .. } => format!(
+                "replica {of} has not answered within {within} s, and its link is up: its process is stopped or hangs, or its \
+                 host is busy; look there"
+            ),
+            op if op.is_for_leader() => format!(
+                "the replica that leads has not answered within {within} s: the request may have been carried out; see \
+                 `plover status`"
+            ),
+            _ => format!(
+                "the replica of this host has not answered within {within} s, since its loop stands still: the request may \
+                 yet be carried out; look at its log, and at this host's disks and CPUs"
+            ),
+        }
+    }
+
     /// Whether it is an input to the guest.
     fn is_an_input(&self) -> bool {
         matches!(
@@ -151,5 +192,29 @@ impl Op {
             Self::Type { text } => OperatorInput::Console(text.into_bytes()),
             other => return Err(other),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_answer_is_blamed_on_the_replica_that_owes_it() {
+        let logs = |of| Op::Logs {
+            of,
+            last: None,
+            process: 0,
+            after: 0,
+        };
+        assert!(logs(Some(2)).wait().late.starts_with("replica 2 has not"));
+        for (op, owes) in [
+            (logs(None), "the replica of this host"),
+            (Op::Drain, "the replica of this host"),
+            (Op::Switchover { to: None }, "the replica that leads"),
+            (Op::Pause, "the replica that leads"),
+        ] {
+            assert!(op.wait().late.starts_with(owes), "{}", op.wait().late);
+        }
     }
 }

@@ -173,8 +173,8 @@ fn exchange(new: &Path, old: &Path) -> io::Result<()> {
 }
 
 /// The content of the file in `dir`, which another process may own.
-pub(super) fn look(dir: &Path, group: &str) -> Option<Kept> {
-    Some(read(&dir.join(NAME), group).ok()?.kept)
+pub(super) fn look(dir: &Path, group: &str) -> Result<Kept, StorageError> {
+    Ok(read(&dir.join(NAME), group)?.kept)
 }
 
 fn read(path: &Path, group: &str) -> Result<Content, StorageError> {
