@@ -1,6 +1,6 @@
 //! The agent in the guest: file systems that are frozen for a backup, and are never left frozen.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use plover_lab::backup::{self, Backup, Limits};
 use plover_lab::guest_agent::{exec, freeze, ping};
 use plover_lab::guests::Guest;
@@ -62,10 +62,13 @@ fn back_up(lab: &Lab, dir: &Path, progress: &Progress, quiesce: bool) -> Result<
 }
 
 /// Waits until more is acknowledged, which takes thawed file systems.
-fn goes_on(storm: &Storm) -> Result<()> {
+fn goes_on(storm: Storm) -> Result<Storm> {
     storm.wait_for(storm.durable() + ENOUGH);
-    ensure!(!storm.has_failed(), "a writer failed");
-    Ok(())
+    if storm.has_failed() {
+        storm.finish()?;
+        bail!("a writer ended");
+    }
+    Ok(storm)
 }
 
 fn freeze_and_thaw(lab: &mut Lab, dir: &Path, progress: &Progress) -> Result<()> {
@@ -82,11 +85,11 @@ fn freeze_and_thaw(lab: &mut Lab, dir: &Path, progress: &Progress) -> Result<()>
 
     ensure!(back_up(lab, dir, progress, false)?, "it was frozen");
     ensure!(!back_up(lab, dir, progress, true)?, "it was not frozen");
-    goes_on(&storm)?;
+    let storm = goes_on(storm)?;
 
     // Whoever has asked for it is gone.
     ensure!(freeze(&anywhere, 1)? == 1, "another file system");
-    goes_on(&storm)?;
+    let storm = goes_on(storm)?;
 
     // And now the leader, too.
     ensure!(freeze(&anywhere, LONG_S)? == 1, "another file system");
@@ -94,7 +97,7 @@ fn freeze_and_thaw(lab: &mut Lab, dir: &Path, progress: &Progress) -> Result<()>
     ensure!(format!("{again:#}").contains("frozen already"), "{again:#}");
     find(lab, "secondary", progress)?;
     lab.fault(Fault::Kill, lab.find(&role("leader"))?)?;
-    goes_on(&storm)?;
+    let storm = goes_on(storm)?;
     storm.settle(lab)
 }
 
@@ -105,7 +108,7 @@ fn no_guest_stays_frozen() {
     let made = Command::new("/sbin/mke2fs")
         .args(["-q", "-F", "-t", "ext4"])
         .arg(&disk)
-        .arg("32M")
+        .arg("128M")
         .status();
     assert!(made.is_ok_and(|status| status.success()), "mke2fs failed");
     let overlay = overlay("[guest]\nagent = true\n");
