@@ -46,6 +46,7 @@ fn make(dir: &Path, name: &str, base: Option<String>, tool: &[&str]) -> Option<P
         qemu: "7.2".into(),
         guest: json!({}),
         read_only_disks: 0,
+        quiesced: false,
         mark: format!("mark of {name}"),
         base,
         disks: vec![DiskFile {
