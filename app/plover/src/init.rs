@@ -207,7 +207,7 @@ pub fn random_mac() -> Result<Mac> {
 fn ask(question: &str, option: &str, usual: Option<&str>) -> Result<String> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        bail!("{} is missing: give {option}", question.to_lowercase());
+        bail!("{} is missing: give {option}", uncapitalized(question));
     }
     let hint = usual.map_or_else(String::new, |usual| format!(" [{usual}]"));
     output::print(format_args!("{question}{hint}: "))?;
@@ -215,9 +215,15 @@ fn ask(question: &str, option: &str, usual: Option<&str>) -> Result<String> {
     stdin.lock().read_line(&mut answer)?;
     match (answer.trim(), usual) {
         ("", Some(usual)) => Ok(usual.into()),
-        ("", None) => bail!("{} is missing: give {option}", question.to_lowercase()),
+        ("", None) => bail!("{} is missing: give {option}", uncapitalized(question)),
         (answer, _) => Ok(answer.into()),
     }
+}
+
+fn uncapitalized(question: &str) -> String {
+    let mut letters = question.chars();
+    let first = letters.next().into_iter().flat_map(char::to_lowercase);
+    first.chain(letters).collect()
 }
 
 #[cfg(test)]

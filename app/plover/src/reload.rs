@@ -73,6 +73,16 @@ impl fmt::Display for Reloaded {
                 "\nTo start a host's service again without an outage: `plover drain`, `systemctl restart`, `plover undrain`."
             )?;
         }
+        if self
+            .changes
+            .iter()
+            .any(|change| change.key.ends_with(".size_mib"))
+        {
+            writeln!(
+                f,
+                "\nA disk grows while the guest runs by `plover disk grow`, up to its max_size_mib, with no change of the files before."
+            )?;
+        }
         if self.has(Effect::Group) {
             writeln!(
                 f,
@@ -97,6 +107,13 @@ mod tests {
     fn told(dry_run: bool, changes: &Value) -> String {
         let answer = json!({"id": 1, "file": "/f", "dry_run": dry_run, "changes": changes});
         Reloaded::of(&answer).unwrap().to_string()
+    }
+
+    #[test]
+    fn a_disk_that_is_to_grow_need_not_wait_for_all_hosts() {
+        let grows =
+            json!([{"key": "disk[0].size_mib", "from": "64", "to": "128", "effect": "group"}]);
+        assert!(told(true, &grows).contains("`plover disk grow`"));
     }
 
     #[test]

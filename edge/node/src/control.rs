@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// Longest request line, bytes.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
+/// The longest path of a socket, in bytes (unix(7)).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
 /// How long an answer is waited for that another replica gives. Clients of the socket wait a little longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
@@ -140,7 +143,14 @@ impl Control {
                 let _ = std::fs::remove_file(&path);
             }
         }
-        let listener = UnixListener::bind(&path)?;
+        let listener = UnixListener::bind(&path).map_err(|error| {
+            let advice = match path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+                true => "name a shorter paths.run_dir",
+                false => "let this user write in paths.run_dir",
+            };
+            let why = format!("cannot listen on {}: {error}; {advice}", path.display());
+            io::Error::new(error.kind(), why)
+        })?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let (sender, requests) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);

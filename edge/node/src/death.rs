@@ -59,6 +59,14 @@ pub(crate) struct Reporter {
     report: Report,
 }
 
+/// A socket at an address of this host.
+fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+    let socket = UdpSocket::bind(address).map_err(named)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
 impl Reporter {
     /// Prepares the report of the death of process `number` of this replica, signed if there are `keys`. `None`
     /// for a replica that is alone.
@@ -75,8 +83,7 @@ impl Reporter {
         if peers.is_empty() {
             return Ok(None);
         }
-        let socket = UdpSocket::bind((own.address.ip(), 0))?;
-        socket.set_nonblocking(true)?;
+        let socket = bind(SocketAddr::new(own.address.ip(), 0))?;
         let replica = ReplicaId(group.me);
         let report = Report {
             group: group.name.clone(),
@@ -139,8 +146,7 @@ impl Reports {
         let Some(own) = own.filter(|_| group.replica.len() > 1) else {
             return Ok(None);
         };
-        let socket = UdpSocket::bind(own.address)?;
-        socket.set_nonblocking(true)?;
+        let socket = bind(own.address)?;
         Ok(Some(Self {
             socket,
             keys,

@@ -99,15 +99,9 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let group = linked();
     let keys = group.keys()?;
     let reporter = Reporter::open(&group, keys.clone(), number)
-        .map_err(|e| format!("cannot open a UDP socket at the address of this replica: {e}"))?;
+        .map_err(|e| format!("cannot open a UDP socket at the address of this replica, {e}"))?;
     let name = &config.net.tap;
-    let mut tap = attach(name).map_err(|e| {
-        format!(
-            "cannot attach to the TAP device '{name}': {e}; create it with \
-             'ip tuntap add {name} mode tap user plover' (the user that runs the replica) and make sure nothing else \
-             uses it"
-        )
-    })?;
+    let mut tap = attach(name).map_err(|error| not_attached(name, &error))?;
     let supervisor = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(supervisor))?;
     let signals = Signals::block()?;
@@ -157,6 +151,23 @@ fn attach(name: &str) -> io::Result<Tap> {
             tap => return tap,
         }
     }
+}
+
+/// Why there is no TAP, and what to do.
+fn not_attached(name: &str, error: &io::Error) -> String {
+    let advice = match error.kind() {
+        io::ErrorKind::ResourceBusy => {
+            "another process uses it: give each replica a device of its own (net.tap), or end that process".into()
+        }
+        io::ErrorKind::PermissionDenied => format!(
+            "it belongs to another user: make it anew with 'ip tuntap add {name} mode tap user plover' (the user that runs \
+             the replica)"
+        ),
+        _ => format!(
+            "create it with 'ip tuntap add {name} mode tap user plover' (the user that runs the replica)"
+        ),
+    };
+    format!("cannot attach to the TAP device '{name}': {error}; {advice}")
 }
 
 fn draw() -> io::Result<u64> {

@@ -196,9 +196,10 @@ fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
     let Boot::Kernel { kernel, initrd, .. } = &config.boot else {
         return Ok(());
     };
-    for file in std::iter::once(kernel).chain(initrd) {
+    let initrd = initrd.iter().map(|file| ("guest.initrd", file));
+    for (key, file) in std::iter::once(("guest.kernel", kernel)).chain(initrd) {
         std::fs::File::open(file).map_err(|error| {
-            VmError::Unsupported(format!("the guest's '{}': {error}", file.display()))
+            VmError::Unsupported(format!("cannot open {key} = '{}': {error}", file.display()))
         })?;
     }
     Ok(())
