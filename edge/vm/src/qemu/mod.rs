@@ -239,6 +239,7 @@ impl QemuVm {
         if tags.contains(&PROCESS) && self.phase != Phase::Gone {
             if let Some(how) = self.process.ended() {
                 self.end();
+                let how = format!("QEMU has ended, {how}");
                 self.events.push_back(VmEvent::Died(how));
             }
         }

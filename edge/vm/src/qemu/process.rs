@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, waitpid}
 use rustix::time::Timespec;
 use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
@@ -217,13 +217,17 @@ impl Process {
 
     /// If the process has ended: its exit status and the end of its error output.
     pub(crate) fn ended(&mut self) -> Option<String> {
-        let status = match self.child.try_wait() {
+        let (status, killed) = match self.child.try_wait() {
             Ok(None) => return None,
-            Ok(Some(status)) => status.to_string(),
-            Err(error) => error.to_string(),
+            Ok(Some(status)) => (status.to_string(), status.signal() == Some(libc::SIGKILL)),
+            Err(error) => (error.to_string(), false),
         };
         self.read_stderr();
-        Some(format!("{status}{}", self.last_words()))
+        let why = match killed {
+            true => ": it was killed, as the kernel does where memory is short (look at dmesg)",
+            false => "",
+        };
+        Some(format!("{status}{why}{}", self.last_words()))
     }
 
     /// The end of the error output, as the tail of a message.
