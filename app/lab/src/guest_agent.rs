@@ -13,7 +13,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(25);
 /// How often it is looked whether a program has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What the agent returns.
+/// The agent's answer to `order`.
 fn ask(control: &Control, order: &Value) -> Result<Value> {
     let request = json!({"op": "guest", "order": order});
     let mut answer = control.clone().within(ANSWERED_WITHIN).request(&request)?;
@@ -106,9 +106,9 @@ impl Drop for Frozen<'_> {
 pub struct Ended {
     /// Its exit status, or the number of the signal that has ended it and 128, as a shell has it.
     pub code: i64,
-    /// What it has written to its standard output.
+    /// Its standard output.
     pub output: Vec<u8>,
-    /// What it has written to its error output.
+    /// Its error output.
     pub errors: Vec<u8>,
 }
 

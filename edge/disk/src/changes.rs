@@ -46,7 +46,7 @@ impl Since {
     }
 }
 
-/// What is noted of an image.
+/// The notes about an image.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Since the last backup that is finished.

@@ -86,7 +86,7 @@ pub(crate) struct Image {
     pub asked: Mutex<Option<Instant>>,
     /// While there is a snapshot: where blocks go before they are written, and the number of this image there.
     pub(crate) kept: Mutex<Option<(usize, Arc<Kept>)>>,
-    /// What was written since a backup.
+    /// The clusters that were written since a backup.
     pub(crate) changes: Mutex<Changes>,
 }
 

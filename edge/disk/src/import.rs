@@ -28,7 +28,7 @@ use std::process::{Command, Stdio};
 /// Address space of `qemu-img`, which takes some 150 MiB and more for a large table of a qcow2 image.
 const TOOL_BYTES_MAX: u64 = 1 << 30;
 
-/// What it may take more for each folder of which it reads an image: the cache of a table is 32 MiB.
+/// More address space for each folder from which it reads an image: the cache of a table is 32 MiB.
 const IMAGE_BYTES_MAX: u64 = 64 << 20;
 
 /// What `qemu-img` writes to inspect an image: its answer, to a pipe.

@@ -6,7 +6,7 @@ use crate::journal::Journal;
 use crate::{DiskSpec, Disks};
 use std::path::Path;
 
-/// What an image of a guest's disk is now.
+/// The present state of a disk's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// It is there, with so many bytes.

@@ -196,7 +196,7 @@ impl Snapshot {
         nbd::serve(&mut stream, &export)
     }
 
-    /// What was written of the disk at this place of [`Self::disks`] since the last snapshot that was finished.
+    /// The clusters of the disk at this place of [`Self::disks`] that were written since the last finished snapshot.
     pub(crate) fn since_of(&self, place: usize) -> Option<&Since> {
         self.since[place].as_ref()
     }
@@ -244,7 +244,7 @@ pub(crate) struct Export<'a> {
 }
 
 impl Export<'_> {
-    /// What `blocks` are, block by block, where `image` is as it was before any write that is not kept.
+    /// The kind of each of `blocks`, where `image` is as it was before any write that is not kept.
     fn kinds(&self, image: &Image, blocks: Range<u32>) -> Vec<Extent> {
         let mut kinds = vec![Extent::Zero; blocks.len()];
         for run in image.data_in(blocks.clone()) {

@@ -53,7 +53,7 @@ pub(crate) enum GuestOrder {
     Thaw,
     /// Begin a program. The answer has its `pid`.
     Exec { path: String, args: Vec<String> },
-    /// What has become of a program.
+    /// The state of a program that was begun.
     ExecStatus { pid: i64 },
 }
 
@@ -75,7 +75,7 @@ impl GuestOrder {
     }
 }
 
-/// What the replica is to do.
+/// The next action of the replica.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Step<A> {
     /// Give the guest these bytes.

@@ -14,7 +14,7 @@ use crate::image::Image;
 use protocol::{Command, REPLY_BYTES, REQUEST_BYTES, Request, TRANSFER_BYTES_MAX};
 use std::io::{self, Read, Write};
 
-/// What a run of bytes is.
+/// The kind of a run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// It has to be read.
@@ -37,7 +37,7 @@ pub(crate) trait Backing {
     fn tells_extents(&self) -> bool {
         false
     }
-    /// What the bytes from `offset` are, as lengths in their order: all of them or fewer, and at least one.
+    /// The lengths and kinds of the runs from `offset`, in their order: of all `bytes` or fewer, and at least one.
     fn extents(&self, _offset: u64, _bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -79,7 +79,7 @@ fn out_of_place(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// What client and server have agreed on.
+/// The options that client and server have agreed on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Session {
     /// Reads are answered in chunks.

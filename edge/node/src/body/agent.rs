@@ -16,7 +16,7 @@ use serde_json::json;
 #[derive(Debug)]
 pub(super) struct AgentLine {
     requests: GuestAgent<Asker>,
-    /// What the agent has said and nobody has read.
+    /// Output of the agent that nobody has read.
     said: Printed,
     /// Whether this replica leads and serves, as of the last turn.
     leads: bool,

@@ -18,7 +18,7 @@ use std::fmt;
 /// warm witness a second or so, and a copy to a cold one longer than anybody waits for at a shutdown.
 const WITHIN: Micros = Micros::from_ms(10_000);
 
-/// How a replica ends that was told to.
+/// The end of a replica that was told to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// Others have its roles now.

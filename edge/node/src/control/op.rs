@@ -92,7 +92,7 @@ pub(crate) enum Op {
     },
     /// End this replica.
     Shutdown,
-    /// What a replica says to the others that was told to end.
+    /// The word of a replica to the others that it was told to end.
     Stops,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
     /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.

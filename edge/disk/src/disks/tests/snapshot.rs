@@ -231,7 +231,7 @@ fn backups_of_changes_are_the_disk_as_it_was() {
     }
 }
 
-/// What a client is told of a disk, at a time and piece by piece.
+/// A client is told of data, holes, and blocks that it has already.
 #[test]
 fn a_snapshot_tells_what_must_be_read() {
     let scratch = Scratch::new();
