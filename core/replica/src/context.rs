@@ -94,7 +94,7 @@ impl Context {
         let since = body.since();
         // A peer that knows the group's version knows this message.
         assert!(
-            since <= self.group.core.version().max(wire::OLDEST_VERSION),
+            since <= self.group.usable_version(),
             "{body:?} in a group of an older version"
         );
         let view = self.group.view;

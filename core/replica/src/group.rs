@@ -5,7 +5,7 @@ use crate::api::{Action, Note, Role};
 use crate::members::GroupRecord;
 use crate::replica::Replica;
 use apus::{Apus, Command, Phase as ConsensusPhase};
-use plover_types::{Index, Lane, Micros, Payload, ReplicaId, ReplicaSet, SyncNo, View};
+use plover_types::{Index, Lane, Micros, Payload, ReplicaId, ReplicaSet, SyncNo, View, wire};
 
 /// Where the group stands.
 #[derive(Debug)]
@@ -55,6 +55,11 @@ impl Group {
             retell_at: Micros::ZERO,
             record,
         }
+    }
+
+    /// The newest version whose messages and entries all members know. A group begins with the oldest one.
+    pub fn usable_version(&self) -> u8 {
+        self.core.version().max(wire::OLDEST_VERSION)
     }
 }
 

@@ -40,10 +40,7 @@ impl LogOp {
     /// If a replica of the group may not know the operation.
     pub(crate) fn encode(&self, version: u8) -> Vec<u8> {
         let since = self.since();
-        assert!(
-            since <= version.max(wire::OLDEST_VERSION),
-            "{self:?} in a group of version {version}"
-        );
+        assert!(since <= version, "{self:?} in a group of version {version}");
         wire::encode_since(since, self)
     }
 }

@@ -60,7 +60,7 @@ impl Leader {
 
     pub(super) fn propose_input(&mut self, cx: &mut Context, op: LogOp) -> bool {
         let before = self.last_input_proposed;
-        let payload = op.encode(cx.group.core.version());
+        let payload = op.encode(cx.group.usable_version());
         let log_bytes_max = cx.config.log_bytes_max;
         let room = log_bytes_max - log_bytes_max / KEPT_FREE_PART;
         let fits = |cx: &Context| cx.group.core.status().log_bytes + payload.len() <= room;

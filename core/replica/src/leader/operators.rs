@@ -23,7 +23,7 @@ use crate::guest::Input;
 use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use plover_policy::Input as Order;
-use plover_types::{Index, Micros, SyncNo, wire};
+use plover_types::{Index, Micros, SyncNo};
 use std::collections::VecDeque;
 
 /// How long an input waits for its turn. Less than the node's clients wait for an answer.
@@ -78,7 +78,7 @@ impl Leader {
             let why = NotTaken::TooMany(cx.config.me, WAITING_MAX);
             return cx.answer(ticket, Err(why));
         }
-        let has = cx.group.core.version().max(wire::OLDEST_VERSION);
+        let has = cx.group.usable_version();
         let since = input.since();
         if since > has {
             return cx.answer(ticket, Err(NotTaken::TooOld { has, since }));

@@ -237,7 +237,7 @@ impl Leader {
                 true => LogOp::SyncvmThenRest(sync),
                 false => LogOp::Syncvm(sync),
             };
-            let payload = op.encode(cx.group.core.version());
+            let payload = op.encode(cx.group.usable_version());
             let Ok(viewstamp) = cx.propose(EntryKind::App, payload) else {
                 self.slot.started = cx.now;
                 return;
