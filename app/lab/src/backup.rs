@@ -6,6 +6,14 @@
 //!   all disks are there, and the snapshot was good until then ──▶ backup.json ──▶ DIR/NAME
 //! ```
 //!
+//! **Memory.** It is copied by the replica while the guest runs, before the snapshot is taken, and is of the same sync:
+//!
+//! ```text
+//!   control socket ── copy_memory ──▶ a copy, asked for until little of it is left; it lasts as long as the connection
+//!                  ── backup ──▶ a snapshot of disks and memory
+//!                  ── backup_memory ──▶ NBD ══▶ qemu-img ══▶ DIR/.NAME.part/memory.qcow2
+//! ```
+//!
 //! A backup appears under its name when it is whole, and otherwise not at all. A command that is killed leaves a folder
 //! whose name begins with a dot and ends in `.part`.
 //!
@@ -15,7 +23,7 @@
 
 mod manifest;
 
-pub use manifest::{DiskFile, Manifest};
+pub use manifest::{DiskFile, ImageFile, Manifest};
 
 use crate::control::{Control, ControlError};
 use crate::guest_agent::Frozen;
@@ -24,6 +32,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use manifest::{FORMAT, MANIFEST, chain, chain_of, checksum, verify};
 use plover_disk::export::{Base, export};
 use plover_disk::import::Source;
+use plover_types::PAGE_BYTES;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File, Permissions};
@@ -44,6 +53,12 @@ const FROZEN_S: u64 = 15;
 /// How often the replica is asked whether the snapshot is still good.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How often the replica is asked how far the copy of the memory is.
+const COPIED_EVERY: Duration = Duration::from_millis(200);
+
+const STANDS_STILL: &str = "the replica that the backup is read from has ended or stands still: look at its log, and begin \
+                            another backup";
+
 /// A line of progress each so many percent.
 const TOLD_EVERY: u8 = 5;
 
@@ -58,6 +73,8 @@ pub struct Limits {
     pub incremental: bool,
     /// Whether the guest's file systems are frozen in the moment that it is of.
     pub quiesce: bool,
+    /// Whether it has the guest's memory, too.
+    pub memory: bool,
 }
 
 /// The answer of a replica when a backup begins.
@@ -75,6 +92,8 @@ struct Begun {
     /// The mark since which it knows what was written.
     since: Option<String>,
     disks: Vec<BegunDisk>,
+    /// The bytes of the memory's image.
+    memory_bytes: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -100,9 +119,14 @@ pub fn take(
     );
     if limits.quiesce && control.status()?.role != "secondary" {
         // It refuses, and says where to run this: no reason to freeze anything.
-        drop(Lease::begin(control, limits)?);
+        let memory = false;
+        drop(Lease::begin(control, Limits { memory, ..limits })?);
         bail!("the replicas' roles change just now: try again");
     }
+    let memory = match limits.memory {
+        true => Some(copy_memory(control, limits, progress)?),
+        false => None,
+    };
     let frozen = match limits.quiesce {
         true => Some(Frozen::begin(control, FROZEN_S)?),
         false => None,
@@ -134,6 +158,7 @@ pub fn take(
         mark: begun.mark.clone(),
         base: chain.first().cloned(),
         disks: Vec::new(),
+        memory: None,
     };
     let what = match &manifest.base {
         Some(base) => format!("a backup of what {} has written since {base}", begun.group),
@@ -145,11 +170,17 @@ pub fn take(
     ));
     let part = Part::make(to, &name)?;
     for i in 0..lease.begun.disks.len() {
-        let disk = copy(control, &mut lease, i, &part, &chain, progress);
-        manifest
-            .disks
-            .push(disk.context("nothing of this backup is kept")?);
+        let BegunDisk { disk, bytes } = lease.begun.disks[i];
+        let which = Which::Disk(disk, bytes);
+        let image = copy_image(control, &mut lease, which, &part, &chain, progress);
+        let image = image.context("nothing of this backup is kept")?;
+        manifest.disks.push(DiskFile { disk, image });
     }
+    if let Some(bytes) = lease.begun.memory_bytes {
+        let image = copy_image(control, &mut lease, Which::Memory(bytes), &part, &[], progress);
+        manifest.memory = Some(image.context("nothing of this backup is kept")?);
+    }
+    drop(memory);
     let folder = part.finish(&manifest)?;
     // If the replica does not hear it, the next one holds the changes to the same base as this one.
     if let Err(error) = control.ask_again(&mut lease.stream, &json!({"finished": true})) {
@@ -186,8 +217,12 @@ struct Lease<'a> {
 
 impl<'a> Lease<'a> {
     fn begin(control: &'a Control, limits: Limits) -> Result<Self> {
-        let request =
-            json!({"op": "backup", "keep_mib": limits.keep_mib, "mib_per_s": limits.mib_per_s});
+        let request = json!({
+            "op": "backup",
+            "keep_mib": limits.keep_mib,
+            "mib_per_s": limits.mib_per_s,
+            "with_memory": limits.memory,
+        });
         let (stream, answer) = control.clone().within(BEGUN_WITHIN).open(&request)?;
         Ok(Self {
             control,
@@ -204,32 +239,90 @@ impl<'a> Lease<'a> {
         match self.control.ask_again(&mut self.stream, &json!({})) {
             Ok(_) => Ok(()),
             Err(ControlError::Refused(why)) => bail!("the backup has ended: {why}"),
-            Err(error) => bail!(
-                "the replica that the backup is read from has ended or stands still: look at its log, and begin another \
-                 backup ({error})"
-            ),
+            Err(error) => bail!("{STANDS_STILL} ({error})"),
         }
     }
 }
 
-/// Copies a disk of a running backup into `folder`.
-fn copy(
+/// How far the copy of the memory is.
+#[derive(Deserialize)]
+struct Copied {
+    owed_pages: u64,
+    is_close: bool,
+}
+
+/// Has the replica copy the guest's memory until little of it is left. The copy lasts as long as the connection.
+fn copy_memory(control: &Control, limits: Limits, progress: &Progress) -> Result<UnixStream> {
+    let request = json!({"op": "copy_memory", "mib_per_s": limits.mib_per_s});
+    let (mut stream, mut answer) = control.open(&request)?;
+    let (mut all, mut told) = (0, 0);
+    loop {
+        let copied: Copied = serde_json::from_value(answer)
+            .context("the replica's answer is not understood: it is of another release")?;
+        all = all.max(copied.owed_pages);
+        let percent = ((all - copied.owed_pages) * 100 / all.max(1)) as u8;
+        if percent >= told + TOLD_EVERY {
+            told = percent;
+            say_percent(
+                progress,
+                "memory: copied",
+                percent - percent % TOLD_EVERY,
+                &format!("{} MiB", (all * PAGE_BYTES as u64) >> 20),
+            );
+        }
+        if copied.is_close {
+            return Ok(stream);
+        }
+        std::thread::sleep(COPIED_EVERY);
+        progress.check()?;
+        answer = match control.ask_again(&mut stream, &json!({})) {
+            Ok(answer) => answer,
+            Err(ControlError::Refused(why)) => {
+                bail!("the copy of the guest's memory has ended: {why}")
+            }
+            Err(error) => bail!("{STANDS_STILL} ({error})"),
+        };
+    }
+}
+
+/// An image of a backup, with its size.
+#[derive(Clone, Copy)]
+enum Which {
+    /// With its number.
+    Disk(usize, u64),
+    Memory(u64),
+}
+
+/// Copies an image of a running backup into `part`.
+fn copy_image(
     control: &Control,
     lease: &mut Lease,
-    i: usize,
+    which: Which,
     part: &Part,
     chain: &[String],
     progress: &Progress,
-) -> Result<DiskFile> {
-    let BegunDisk { disk, bytes } = lease.begun.disks[i];
-    let file = format!("disk-{disk}.qcow2");
+) -> Result<ImageFile> {
+    let backup = lease.begun.backup;
+    let (file, bytes, request, what) = match which {
+        Which::Disk(disk, bytes) => (
+            format!("disk-{disk}.qcow2"),
+            bytes,
+            json!({
+                "op": "backup_disk",
+                "backup": backup,
+                "disk": disk,
+                "only_changes": !chain.is_empty(),
+            }),
+            format!("disk {disk}: written"),
+        ),
+        Which::Memory(bytes) => (
+            "memory.qcow2".into(),
+            bytes,
+            json!({"op": "backup_memory", "backup": backup}),
+            "memory: written".into(),
+        ),
+    };
     let path = part.folder.join(&file);
-    let request = json!({
-        "op": "backup_disk",
-        "backup": lease.begun.backup,
-        "disk": disk,
-        "only_changes": !chain.is_empty(),
-    });
     let image = chain.first().map(|base| format!("../{base}/{file}"));
     let folders: Vec<_> = chain
         .iter()
@@ -245,7 +338,7 @@ fn copy(
         Some(_) => "what has changed".into(),
         None => format!("{} MiB", bytes >> 20),
     };
-    let tell = |percent| say_percent(progress, &format!("disk {disk}: written"), percent, &of);
+    let tell = |percent| say_percent(progress, &what, percent, &of);
     let copied = export(source, bytes, &path, base, tell, || {
         ended = progress.check().map_err(Into::into);
         if ended.is_ok() && lease.looked_at.elapsed() >= LOOK_EVERY {
@@ -259,8 +352,7 @@ fn copy(
     lease.check()?;
     copied?;
     let (file_bytes, blake3) = checksum(&path, progress)?;
-    Ok(DiskFile {
-        disk,
+    Ok(ImageFile {
         bytes,
         file,
         file_bytes,
@@ -356,11 +448,17 @@ impl Backup {
         })
     }
 
-    /// Makes the disks as new raw images at `paths`, all or none. Each belongs to the owner of its folder.
+    /// Makes the disks as new raw images at `paths`, and the memory, if the backup has it, as `memory`: all or none. Each
+    /// belongs to the owner of its folder.
     ///
     /// # Errors
     /// A file is there already, or cannot be written; none of the new images is left.
-    pub fn restore(&self, paths: &[PathBuf], progress: &Progress) -> Result<()> {
+    pub fn restore(
+        &self,
+        paths: &[PathBuf],
+        memory: Option<&Path>,
+        progress: &Progress,
+    ) -> Result<()> {
         let disks = &self.manifest.disks;
         ensure!(
             paths.len() == disks.len(),
@@ -368,7 +466,10 @@ impl Backup {
             disks.len(),
             paths.len()
         );
-        for path in paths {
+        let disks = disks.iter().map(|disk| &disk.image);
+        let disks = disks.zip(paths.iter().map(PathBuf::as_path));
+        let images: Vec<_> = disks.chain(self.manifest.memory.iter().zip(memory)).collect();
+        for (_, path) in &images {
             ensure!(
                 !path.exists(),
                 "{} is there already, and a restore overwrites nothing: move it away, or name another place",
@@ -376,42 +477,41 @@ impl Backup {
             );
         }
         let mut made = Vec::new();
-        let restored = disks.iter().zip(paths).try_for_each(|(disk, path)| {
+        let restored = images.iter().try_for_each(|(image, path)| {
             progress.check()?;
             made.push(path);
-            let tell = |percent| {
-                let what = format!("{}: restored", path.display());
-                say_percent(
-                    progress,
-                    &what,
-                    percent,
-                    &format!("{} MiB", disk.bytes >> 20),
-                );
-            };
-            let source = Source::look_with(&self.folder.join(&disk.file), &self.bases)?
-                .with_context(|| format!("{} is no qcow2 image", disk.file))?;
-            ensure!(
-                source.bytes() == disk.bytes,
-                "{} has a disk of {} bytes, and {MANIFEST} says {}",
-                disk.file,
-                source.bytes(),
-                disk.bytes
-            );
-            source.import(path, tell)?;
-            progress.check()?;
-            let folder = path.parent().unwrap_or(Path::new("."));
-            let owner = std::fs::metadata(folder)?;
-            std::fs::set_permissions(path, Permissions::from_mode(0o600))
-                .with_context(|| format!("cannot change the mode of {}", path.display()))?;
-            std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid())).with_context(
-                || format!("cannot give {} to the owner of its folder", path.display()),
-            )
+            self.restore_image(image, path, progress)
         });
         restored.inspect_err(|_| {
             for path in made {
                 let _ = std::fs::remove_file(path);
             }
         })
+    }
+
+    fn restore_image(&self, image: &ImageFile, path: &Path, progress: &Progress) -> Result<()> {
+        let tell = |percent| {
+            let what = format!("{}: restored", path.display());
+            let of = format!("{} MiB", image.bytes >> 20);
+            say_percent(progress, &what, percent, &of);
+        };
+        let source = Source::look_with(&self.folder.join(&image.file), &self.bases)?
+            .with_context(|| format!("{} is no qcow2 image", image.file))?;
+        ensure!(
+            source.bytes() == image.bytes,
+            "{} has {} bytes, and {MANIFEST} says {}",
+            image.file,
+            source.bytes(),
+            image.bytes
+        );
+        source.import(path, tell)?;
+        progress.check()?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let owner = std::fs::metadata(folder)?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))
+            .with_context(|| format!("cannot change the mode of {}", path.display()))?;
+        std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
+            .with_context(|| format!("cannot give {} to the owner of its folder", path.display()))
     }
 }
 

@@ -1,12 +1,14 @@
 //! `plover backup` and `plover restore`.
 
 use crate::output;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use plover_lab::backup::{self, Backup, Limits, Manifest};
 use plover_lab::control::Control;
 use plover_lab::progress::Progress;
 use plover_node::ReplicaConfig;
+use std::fs::DirBuilder;
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,9 +20,13 @@ pub fn take(control: &Control, to: &Path, limits: Limits) -> Result<ExitCode> {
     let progress = Progress::interruptible(false)?;
     rustix::process::setpriority_process(None, NICE)?;
     let (folder, manifest) = backup::take(control, to, limits, &progress)?;
-    let stored: u64 = manifest.disks.iter().map(|disk| disk.file_bytes).sum();
+    let stored: u64 = manifest.images().map(|image| image.file_bytes).sum();
+    let memory = manifest
+        .memory
+        .as_ref()
+        .map_or("", |_| ", and the guest's memory,");
     output::line(format_args!(
-        "{} has {} as of sync {} of view {}, in {} MiB",
+        "{} has {}{memory} as of sync {} of view {}, in {} MiB",
         folder.display(),
         disks_in_words(&manifest),
         manifest.sync,
@@ -40,7 +46,7 @@ pub fn take(control: &Control, to: &Path, limits: Limits) -> Result<ExitCode> {
 }
 
 fn disks_in_words(manifest: &Manifest) -> String {
-    let bytes: u64 = manifest.disks.iter().map(|disk| disk.bytes).sum();
+    let bytes: u64 = manifest.disks.iter().map(|disk| disk.image.bytes).sum();
     format!("{} of {} MiB", count(manifest.disks.len()), bytes >> 20)
 }
 
@@ -51,8 +57,8 @@ fn count(disks: usize) -> String {
     }
 }
 
-/// Makes the disks of a new group.
-pub fn restore(from: &Path, config: &Path) -> Result<ExitCode> {
+/// Makes the disks of a new group, and the memory from which its guest goes on, unless it `boots`.
+pub fn restore(from: &Path, config: &Path, boots: bool) -> Result<ExitCode> {
     let progress = Progress::interruptible(false)?;
     let config = ReplicaConfig::load(config)?;
     let group = &config.group;
@@ -72,12 +78,27 @@ pub fn restore(from: &Path, config: &Path) -> Result<ExitCode> {
     );
     let backup = Backup::open(from, &progress)?;
     let paths = places(&backup.manifest, &config)?;
-    backup.restore(&paths, &progress)?;
-    for difference in differences(&backup.manifest, &config) {
+    let differences = differences(&backup.manifest, &config);
+    let memory = (backup.manifest.memory.is_some() && !boots).then(|| config.paths.restored_memory());
+    if let (Some(_), Some(difference)) = (&memory, differences.first()) {
+        bail!(
+            "{difference}, and a guest that goes on from its memory finds the machine that it had: write the old value, or \
+             boot it from the disks with --boot"
+        );
+    }
+    if memory.is_some() {
+        make_state_dir(state)?;
+    }
+    backup.restore(&paths, memory.as_deref(), &progress)?;
+    for difference in differences {
         output::line(format_args!("note: {difference}"))?;
     }
+    let first_start = match memory {
+        Some(_) => "the guest goes on from that moment with its first start, and its clock, too: ",
+        None => "",
+    };
     output::line(format_args!(
-        "replica {} of {} has {} of {}, as of {}: start the replicas of all hosts",
+        "replica {} of {} has {} of {}, as of {}: {first_start}start the replicas of all hosts",
         group.me,
         group.name,
         disks_in_words(&backup.manifest),
@@ -85,6 +106,24 @@ pub fn restore(from: &Path, config: &Path) -> Result<ExitCode> {
         backup.manifest.taken_at
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the folder as the replica would. It belongs to the owner of the folder that it is in.
+fn make_state_dir(folder: &Path) -> Result<()> {
+    let make = || -> io::Result<()> {
+        if folder.exists() {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let owner = std::fs::metadata(folder.parent().unwrap_or(Path::new(".")))?;
+        std::os::unix::fs::chown(folder, Some(owner.uid()), Some(owner.gid()))
+    };
+    make().with_context(|| {
+        format!(
+            "cannot make paths.state_dir {}: let this user write there",
+            folder.display()
+        )
+    })
 }
 
 fn is_empty(folder: &Path) -> io::Result<bool> {
@@ -128,7 +167,7 @@ fn places(manifest: &Manifest, config: &ReplicaConfig) -> Result<Vec<PathBuf>> {
     };
     let disks = manifest.disks.iter();
     disks
-        .map(|disk| (disk.disk, disk.bytes))
+        .map(|disk| (disk.disk, disk.image.bytes))
         .map(place)
         .collect()
 }

@@ -216,7 +216,8 @@ pub enum Command {
     /// The disks are as of one sync: everything that clients were told before the command began is in them, as after a
     /// power loss at that moment. Nothing is stopped for it. The backup is a new folder below DIR, named after the group and
     /// the time, with a qcow2 image for each disk that the guest writes, their checksums, and what they are of. It appears
-    /// when it is whole. Memory is not in it, nor disks that the guest only reads. Needs the package qemu-utils.
+    /// when it is whole. Disks that the guest only reads are not in it, nor its memory without --memory. Needs the package
+    /// qemu-utils.
     #[command(
         after_help = "Example:\n  plover backup --run-dir /run/plover/shop-db --to /srv/backup"
     )]
@@ -238,13 +239,18 @@ pub enum Command {
         /// Freeze the guest's file systems for the moment that the backup is of, which takes its agent (`plover guest ping`).
         #[arg(long)]
         quiesce: bool,
+        /// Hold the guest's memory, too: the guest of a group that is made from this backup does not boot, but goes on from
+        /// that moment. A copy of the memory takes as much room in `paths.state_dir` meanwhile.
+        #[arg(long)]
+        memory: bool,
         #[command(flatten)]
         at: At,
     },
     /// Make the disks of a new group from a backup; on the host of its first leader.
     ///
     /// Verifies the backup's checksums, and writes raw images where the configuration wants them. Overwrites nothing. The
-    /// group's first start boots from them, and the other replicas are filled by copy.
+    /// group's first start boots from them, or goes on from the guest's memory if the backup has that, and the other replicas
+    /// are filled by copy.
     #[command(
         after_help = "Example:\n  plover restore --from /srv/backup/shop-db-20261124T170000Z --config /etc/plover/shop-db.toml"
     )]
@@ -255,6 +261,9 @@ pub enum Command {
         /// The configuration of the new group's first leader, as `plover init` writes it.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Let the guest boot from the disks, also if the backup has its memory.
+        #[arg(long)]
+        boot: bool,
     },
     /// Ask the agent in the guest, which takes `guest.agent = true` and the package qemu-guest-agent. Works on any host.
     Guest {

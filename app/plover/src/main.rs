@@ -122,6 +122,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             mib_per_s,
             incremental,
             quiesce,
+            memory,
             at,
         } => {
             let limits = Limits {
@@ -129,10 +130,11 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
                 mib_per_s,
                 incremental,
                 quiesce,
+                memory,
             };
             backup::take(&at.control()?, &to, limits)
         }
-        cli::Command::Restore { from, config } => backup::restore(&from, &config),
+        cli::Command::Restore { from, config, boot } => backup::restore(&from, &config, boot),
         cli::Command::Guest { command } => guest::run(command),
         cli::Command::Console { at } => operate::console(&at.control()?),
         cli::Command::Shutdown { at } => operate::shut_down(&at.control()?),

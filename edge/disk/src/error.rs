@@ -32,6 +32,12 @@ pub enum DiskError {
         /// The format that it looks like.
         format: &'static str,
     },
+    /// A file that should be the memory of a backup is none, or of a guest with more or less memory.
+    #[error(
+        "{0} is not the whole memory of a guest of {1} MiB: restore the backup anew with the guest.mem_mib that it has, or \
+         remove the file to boot from the disks"
+    )]
+    OtherMemory(PathBuf, u64),
     /// An image that is to be imported is not of the format that its name says.
     #[error(
         "{path} is named like a {format} image and is none: give it the name of its format (.raw, .qcow2, \

@@ -23,6 +23,8 @@ use crate::error::advice;
 use crate::health::lock;
 use crate::image::Image;
 use crate::nbd::{self, Backing, Extent};
+use crate::pace::Pace;
+use crate::scratch;
 use plover_types::DISK_BLOCK_BYTES;
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,7 +34,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
 
 const BLOCK: u64 = DISK_BLOCK_BYTES as u64;
 
@@ -70,14 +71,7 @@ pub struct Snapshot {
     /// Of each of `disks`, what was written since the last backup that is finished.
     since: Vec<Option<Since>>,
     kept: Arc<Kept>,
-    pace: Mutex<Pace>,
-}
-
-/// When the next bytes may be read.
-#[derive(Debug)]
-struct Pace {
-    bytes_per_s: u64,
-    next: Instant,
+    pace: Pace,
 }
 
 impl Snapshot {
@@ -122,10 +116,7 @@ impl Snapshot {
             mark,
             since,
             kept,
-            pace: Mutex::new(Pace {
-                bytes_per_s: limits.bytes_per_s.max(1),
-                next: Instant::now(),
-            }),
+            pace: Pace::new(limits.bytes_per_s),
         })
     }
 
@@ -202,7 +193,7 @@ impl Snapshot {
     }
 
     pub(crate) fn read(&self, disk: usize, offset: u64, to: &mut [u8]) -> Result<(), String> {
-        self.wait_for_turn(to.len());
+        self.pace.wait_for(to.len());
         let inner = self.inner.upgrade().ok_or(REOPENED)?;
         let image = &inner.images[disk];
         let read = image.read(offset, to);
@@ -210,14 +201,6 @@ impl Snapshot {
         self.kept.put_back(disk, offset, to)
     }
 
-    fn wait_for_turn(&self, bytes: usize) {
-        let mut pace = lock(&self.pace);
-        let now = Instant::now();
-        let at = pace.next.max(now);
-        pace.next = at + Duration::from_secs_f64(bytes as f64 / pace.bytes_per_s as f64);
-        drop(pace);
-        std::thread::sleep(at - now);
-    }
 }
 
 const REOPENED: &str =
@@ -356,9 +339,7 @@ impl State {
 
 impl Kept {
     fn new(dir: &Path, bytes_max: u64) -> Result<Self, String> {
-        let room = rustix::fs::statvfs(dir)
-            .map_err(|error| cannot_keep(dir, &error.into()))
-            .map(|about| about.f_bavail * about.f_frsize)?;
+        let room = scratch::room(dir).map_err(|error| cannot_keep(dir, &error))?;
         if bytes_max > room / 2 {
             return Err(format!(
                 "{} has {} MiB free, and a backup may take half of that for the old content of blocks that are \
@@ -368,13 +349,7 @@ impl Kept {
                 bytes_max >> 20
             ));
         }
-        let path = dir.join("backup.kept");
-        let mut options = File::options();
-        let open = options.read(true).write(true).create(true).truncate(true);
-        let file = open.open(&path).and_then(|file| {
-            std::fs::remove_file(&path)?;
-            Ok(file)
-        });
+        let file = scratch::unnamed(dir, "backup.kept");
         Ok(Self {
             dir: dir.into(),
             blocks_max: bytes_max / BLOCK,

@@ -329,6 +329,13 @@ pub struct PathConfig {
     pub run_dir: PathBuf,
 }
 
+impl PathConfig {
+    /// The memory of a backup that `plover restore` has left for the first start of a new group.
+    pub fn restored_memory(&self) -> PathBuf {
+        self.state_dir.join("restored-memory")
+    }
+}
+
 /// `[debug]`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,19 +1,21 @@
 //! The control socket, for people and tools.
 //!
 //! `control.sock` in the run directory, mode 0600. Each request and each answer is one JSON object on one
-//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream; after that to `{"op":"backup_disk"}`
-//! it is served over NBD. A backup lasts as long as the connection that asked for `{"op":"backup"}`.
+//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream; after that to `{"op":"backup_disk"}` or
+//! `{"op":"backup_memory"}` it is served over NBD. A backup lasts as long as the connection that asked for
+//! `{"op":"backup"}`, and a copy of the memory as long as that which asked for `{"op":"copy_memory"}`.
 
+mod backup;
 mod op;
 
+pub(crate) use backup::{Running, Taken};
 pub(crate) use op::Op;
 use op::Wait;
 
 use crate::config::ConfigFile;
-use plover_disk::{Snapshot, SnapshotLimits};
+use plover_disk::{MemoryCopy, SnapshotLimits};
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,9 +42,6 @@ const AGENT_WITHIN: Duration =
 /// How long the statuses of the others are waited for.
 const STATUS_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long a backup waits for the sync as of which it is. An idle guest's come twice a second.
-const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
-
 /// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
 const CONSOLE_CHUNKS_MAX: usize = 256;
 
@@ -67,12 +66,24 @@ pub(crate) enum Request {
     /// Take a snapshot of the disks at the next sync.
     Snapshot {
         limits: SnapshotLimits,
+        /// Once the copy of the memory that runs is close.
+        with_memory: bool,
         reply: Sender<Result<Taken, String>>,
+    },
+    /// Begin to copy the guest's memory for a backup.
+    CopyMemory {
+        bytes_per_s: u64,
+        reply: Sender<Result<Arc<MemoryCopy>, String>>,
     },
     /// The running backup with this number.
     RunningBackup {
         number: u64,
-        reply: Sender<Result<Arc<Snapshot>, String>>,
+        reply: Sender<Result<Running, String>>,
+    },
+    /// A step of the restore for this guest is done on its thread.
+    Restored {
+        guest: u64,
+        step: Result<Restored, String>,
     },
     /// Another replica is asked where it stands.
     AskStatus {
@@ -87,11 +98,13 @@ pub(crate) enum Request {
     },
 }
 
-/// A snapshot, and what the operator is told of it.
+/// A step of a guest that goes on from the memory of a backup.
 #[derive(Debug)]
-pub(crate) struct Taken {
-    pub snapshot: Arc<Snapshot>,
-    pub about: Value,
+pub(crate) enum Restored {
+    /// Its memory is there; this is the state of its devices.
+    Memory(Vec<u8>),
+    /// The backup's memory is not on this host any more.
+    Forgotten,
 }
 
 /// Asks a running node to end, from a signal handler's thread.
@@ -113,7 +126,7 @@ impl StopHandle {
         self.send(Request::Stop { at_once: false });
     }
 
-    fn send(&self, request: Request) {
+    pub(crate) fn send(&self, request: Request) {
         let _ = self.requests.send(request);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
@@ -234,20 +247,39 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
             Ok(Op::Backup {
                 keep_mib,
                 mib_per_s,
-            }) => match snapshot(handle, keep_mib, mib_per_s) {
-                Ok(taken) => return backup(reader, writer, &taken),
-                Err(why) => json!({"error": why}),
-            },
-            Ok(Op::BackupDisk {
-                backup,
-                disk,
-                only_changes,
-            }) => match running_backup(handle, backup) {
-                Ok(snapshot) => {
+                with_memory,
+            }) => {
+                let limits = SnapshotLimits {
+                    kept_bytes: keep_mib << 20,
+                    bytes_per_s: mib_per_s << 20,
+                };
+                match backup::snapshot(handle, limits, with_memory) {
+                    Ok(taken) => return backup::serve(reader, writer, &taken),
+                    Err(why) => json!({"error": why}),
+                }
+            }
+            Ok(Op::CopyMemory { mib_per_s }) => {
+                return backup::copy_memory(handle, reader, writer, mib_per_s << 20);
+            }
+            Ok(
+                op @ (Op::BackupDisk { backup: number, .. } | Op::BackupMemory { backup: number }),
+            ) => match backup::running(handle, number) {
+                Ok(running) => {
                     let _ = writeln!(writer, "{}", json!({"ok": true}));
                     // The client has waited for the answer, so nothing of it is in the reader's buffer.
-                    if let Err(error) = snapshot.serve(disk, only_changes, reader.into_inner()) {
-                        tracing::debug!(disk, %error, "the connection of a backup ended");
+                    let stream = reader.into_inner();
+                    let served = match (&op, running.memory) {
+                        (
+                            Op::BackupDisk {
+                                disk, only_changes, ..
+                            },
+                            _,
+                        ) => running.snapshot.serve(*disk, *only_changes, stream),
+                        (_, Some(memory)) => memory.serve(stream),
+                        (_, None) => Err(io::ErrorKind::NotFound.into()),
+                    };
+                    if let Err(error) = served {
+                        tracing::debug!(?op, %error, "the connection of a backup ended");
                     }
                     return;
                 }
@@ -281,27 +313,6 @@ fn ask(handle: &StopHandle, wait: &Wait, request: impl FnOnce(Sender<Value>) -> 
     }
 }
 
-/// Waits for the next sync and the snapshot that is taken there.
-fn snapshot(handle: &StopHandle, keep_mib: u64, mib_per_s: u64) -> Result<Taken, String> {
-    let (reply, answer) = channel();
-    let limits = SnapshotLimits {
-        kept_bytes: keep_mib << 20,
-        bytes_per_s: mib_per_s << 20,
-    };
-    handle.send(Request::Snapshot { limits, reply });
-    match answer.recv_timeout(SNAPSHOT_WITHIN) {
-        Ok(taken) => taken,
-        Err(RecvTimeoutError::Disconnected) => {
-            Err("another backup was asked for meanwhile, or this replica is ending".into())
-        }
-        Err(RecvTimeoutError::Timeout) => Err(format!(
-            "no sync has ended within {} s, and a backup is of the disks as of one: look at `plover status`; a guest \
-             that is paused is not synced",
-            SNAPSHOT_WITHIN.as_secs()
-        )),
-    }
-}
-
 /// Reads the configuration, on this thread, since its disk may hang. A file that is wrong never reaches the loop.
 fn reload(handle: &StopHandle, config: &Path, dry_run: bool) -> Value {
     match ConfigFile::load(config) {
@@ -317,51 +328,6 @@ fn reload(handle: &StopHandle, config: &Path, dry_run: bool) -> Value {
             json!({"error": format!("{path} is not taken, and nothing has changed: {error}")})
         }
     }
-}
-
-fn running_backup(handle: &StopHandle, number: u64) -> Result<Arc<Snapshot>, String> {
-    let (reply, answer) = channel();
-    handle.send(Request::RunningBackup { number, reply });
-    let answer = answer.recv_timeout(ANSWER_WITHIN);
-    answer.unwrap_or_else(|_| Err("this replica does not answer, or is ending".into()))
-}
-
-/// The client's question whether its backup is still good.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Question {
-    /// The backup is safe on storage: the next one may hold the changes to it.
-    finished: bool,
-}
-
-/// Tells the client about its backup, and at each further line whether it is still good. Ends it when the client leaves.
-fn backup(mut reader: BufReader<UnixStream>, mut writer: UnixStream, taken: &Taken) {
-    let mut answer = taken.about.clone();
-    while writeln!(writer, "{answer}").is_ok() {
-        let mut line = String::new();
-        if !(&mut reader)
-            .take(LINE_BYTES_MAX)
-            .read_line(&mut line)
-            .is_ok_and(|bytes| bytes > 0)
-        {
-            break;
-        }
-        let asked = serde_json::from_str(&line);
-        if asked.is_ok_and(|question: Question| question.finished) {
-            taken.snapshot.finish();
-        }
-        answer = match taken.snapshot.kept_bytes() {
-            Ok(kept_bytes) => json!({"ok": true, "kept_bytes": kept_bytes}),
-            Err(why) => json!({"error": why}),
-        };
-    }
-    taken
-        .snapshot
-        .end("the command that made the backup has ended");
-    tracing::info!(
-        event = "backup_ended",
-        "the backup of the guest's disks has ended"
-    );
 }
 
 /// Where all replicas stand. One that does not answer in time is named as such: `{"id": 2, "silent": "why"}`.

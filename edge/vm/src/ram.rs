@@ -66,6 +66,11 @@ impl Ram {
         self.fd.as_fd()
     }
 
+    /// The memory as a file.
+    pub(crate) fn file(&self) -> std::io::Result<std::fs::File> {
+        Ok(self.fd.try_clone()?.into())
+    }
+
     /// Size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

@@ -26,6 +26,7 @@ const QUICK: Limits = Limits {
     mib_per_s: 1024,
     incremental: true,
     quiesce: false,
+    memory: false,
 };
 
 /// A backup of the disk lasts long enough to be disturbed, and for the storm to write all of it anew.
@@ -34,6 +35,7 @@ const SLOW: Limits = Limits {
     mib_per_s: 4,
     incremental: false,
     quiesce: false,
+    memory: false,
 };
 
 fn options(disk: PathBuf) -> Options {
@@ -104,7 +106,7 @@ fn back_up(lab: &mut Lab, progress: &Progress, dir: &Path) -> Result<()> {
     });
     ensure!(alone.is_none(), "the guest was unprotected: {alone:?}");
     let backup = Backup::open(&folder, progress)?;
-    backup.restore(&[dir.join("restored.raw")], progress)?;
+    backup.restore(&[dir.join("restored.raw")], None, progress)?;
     for folder in [folder, base] {
         std::fs::remove_dir_all(folder)?;
     }

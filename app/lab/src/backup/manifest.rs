@@ -48,6 +48,9 @@ pub struct Manifest {
     pub base: Option<String>,
     /// The disks.
     pub disks: Vec<DiskFile>,
+    /// The guest's memory and the state of its devices, if they are in it.
+    #[serde(default)]
+    pub memory: Option<ImageFile>,
 }
 
 impl Manifest {
@@ -70,7 +73,7 @@ impl Manifest {
         );
         let manifest: Self = serde_json::from_str(&text)
             .with_context(|| format!("{} is damaged: take another backup", path.display()))?;
-        let files = manifest.disks.iter().map(|disk| &disk.file);
+        let files = manifest.images().map(|image| &image.file);
         for name in files.chain(&manifest.base) {
             let mut parts = Path::new(name).components();
             ensure!(
@@ -84,6 +87,14 @@ impl Manifest {
         }
         Ok(manifest)
     }
+
+    /// All images.
+    pub fn images(&self) -> impl Iterator<Item = &ImageFile> {
+        self.disks
+            .iter()
+            .map(|disk| &disk.image)
+            .chain(&self.memory)
+    }
 }
 
 /// A disk of a backup.
@@ -91,7 +102,15 @@ impl Manifest {
 pub struct DiskFile {
     /// Its number in the configuration, from 0.
     pub disk: usize,
-    /// Its size.
+    /// Its content.
+    #[serde(flatten)]
+    pub image: ImageFile,
+}
+
+/// An image of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFile {
+    /// The size of what is in it.
     pub bytes: u64,
     /// The qcow2 image beside the manifest, its size and checksum.
     pub file: String,
@@ -170,18 +189,18 @@ pub(super) fn checksum(path: &Path, progress: &Progress) -> Result<(u64, String)
 
 /// Fails unless the files of a backup have the sizes and checksums that its manifest says.
 pub(super) fn verify(folder: &Path, manifest: &Manifest, progress: &Progress) -> Result<()> {
-    for disk in &manifest.disks {
-        let path = folder.join(&disk.file);
+    for image in manifest.images() {
+        let path = folder.join(&image.file);
         let found = checksum(&path, progress)?;
         ensure!(
-            found == (disk.file_bytes, disk.blake3.clone()),
+            found == (image.file_bytes, image.blake3.clone()),
             "{} is damaged: it has {} bytes and the checksum {}, and had {} and {} when it was written; take another \
              backup",
             path.display(),
             found.0,
             found.1,
-            disk.file_bytes,
-            disk.blake3
+            image.file_bytes,
+            image.blake3
         );
         progress.say(format_args!("{} is verified", path.display()));
     }

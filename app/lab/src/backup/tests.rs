@@ -51,11 +51,14 @@ fn make(dir: &Path, name: &str, base: Option<String>, tool: &[&str]) -> Option<P
         base,
         disks: vec![DiskFile {
             disk: 0,
-            bytes: 1 << 20,
-            file: "disk-0.qcow2".into(),
-            file_bytes,
-            blake3,
+            image: ImageFile {
+                bytes: 1 << 20,
+                file: "disk-0.qcow2".into(),
+                file_bytes,
+                blake3,
+            },
         }],
+        memory: None,
     };
     Some(part.finish(&manifest).unwrap())
 }
@@ -72,7 +75,7 @@ fn a_backup_becomes_disks_and_overwrites_none() {
         .restore(std::slice::from_ref(&disk), &quiet())
         .unwrap();
     assert!(std::fs::read(&disk).unwrap() == vec![7; 1 << 20]);
-    let again = opened.restore(&[disk], &quiet()).unwrap_err().to_string();
+    let again = opened.restore(&[disk], None, &quiet()).unwrap_err().to_string();
     assert!(again.contains("overwrites nothing"), "{again}");
     let two = [dir.path().join("x"), dir.path().join("y")];
     let two = opened.restore(&two, &quiet()).unwrap_err().to_string();

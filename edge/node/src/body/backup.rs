@@ -3,12 +3,15 @@
 //! It is taken on the secondary, in the moment in which its copy is the leader's at a sync: what the sync has brought is
 //! written, and the guest does not run yet. Everything that clients were told before is in it. From then on it concerns
 //! only the files of this host, whatever becomes of this replica's role.
+//!
+//! The memory is copied before, while the guest runs, and what is left of it in that moment. So this replica has to stay
+//! secondary until then.
 
 use super::Body;
-use crate::control::Taken;
-use plover_disk::{Snapshot, SnapshotLimits};
+use crate::control::{Running, Taken};
+use plover_disk::{MachineState, MemoryCopy, Snapshot, SnapshotLimits};
 use plover_replica::Role;
-use plover_types::SyncNo;
+use plover_types::{PAGE_BYTES, PageNo, PageSet, SyncNo};
 use plover_vm::QemuVm;
 use serde_json::json;
 use std::sync::mpsc::Sender;
@@ -17,18 +20,80 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// The backup that is to be taken, and the last one.
 #[derive(Debug, Default)]
 pub(super) struct Backup {
-    wanted: Option<(SnapshotLimits, Sender<Result<Taken, String>>)>,
+    wanted: Option<Wanted>,
     number: u64,
     /// Filled by the disks' thread.
     last: Arc<Mutex<Weak<Snapshot>>>,
+    /// The memory of the last one.
+    memory: Weak<MemoryCopy>,
+    copying: Option<Copying>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    limits: SnapshotLimits,
+    with_memory: bool,
+    reply: Sender<Result<Taken, String>>,
+}
+
+/// The copy of the memory that runs.
+#[derive(Debug)]
+struct Copying {
+    copy: Arc<MemoryCopy>,
+    /// The pages that the guest or a sync has written since the last sync.
+    written: PageSet,
+    /// The last state of the devices; empty before the first one.
+    devices: Vec<u8>,
 }
 
 impl Backup {
-    /// The snapshot of the backup with this number, while it lasts.
-    pub(super) fn running(&self, number: u64) -> Result<Arc<Snapshot>, String> {
+    /// The backup with this number, while it lasts.
+    pub(super) fn running(&self, number: u64) -> Result<Running, String> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = last.upgrade().filter(|_| number == self.number);
-        running.ok_or_else(|| "this backup has ended: begin another one".into())
+        let snapshot = last.upgrade().filter(|_| number == self.number);
+        let snapshot = snapshot.ok_or("this backup has ended: begin another one")?;
+        Ok(Running {
+            snapshot,
+            memory: self.memory.upgrade(),
+        })
+    }
+
+    /// The guest has written these pages.
+    pub(super) fn scanned(&mut self, pages: &PageSet) {
+        if let Some(copying) = &mut self.copying {
+            copying.written.union_with(pages);
+        }
+    }
+
+    /// A sync has written this page.
+    pub(super) fn wrote(&mut self, page: PageNo) {
+        if let Some(copying) = &mut self.copying {
+            copying.written.insert(page);
+        }
+    }
+
+    /// This state of devices is loaded.
+    pub(super) fn loads(&mut self, devices: &[u8]) {
+        if let Some(copying) = &mut self.copying {
+            copying.devices = devices.to_vec();
+        }
+    }
+
+    /// The copy of the memory that runs ends.
+    pub(super) fn forget_memory(&mut self, why: &str) {
+        if let Some(copying) = self.copying.take() {
+            copying.copy.end(why);
+        }
+    }
+
+    /// The memory is the leader's at a sync.
+    fn applied(&mut self) {
+        if let Some(copying) = &mut self.copying {
+            copying.copy.wrote(&copying.written);
+            copying.written.clear();
+        }
+        // One that its client has left.
+        self.copying.take_if(|it| it.copy.owed().is_err());
     }
 }
 
@@ -42,14 +107,45 @@ impl Body {
     pub(super) fn want_backup(
         &mut self,
         limits: SnapshotLimits,
+        with_memory: bool,
         reply: Sender<Result<Taken, String>>,
     ) {
         match self.why_no_backup() {
             Some(why) => {
                 let _ = reply.send(Err(why));
             }
-            None => self.backup.wanted = Some((limits, reply)),
+            None => {
+                self.backup.wanted = Some(Wanted {
+                    limits,
+                    with_memory,
+                    reply,
+                });
+            }
         }
+    }
+
+    /// An operator wants the guest's memory in a backup: a copy of it begins.
+    pub(super) fn copy_memory(&mut self, bytes_per_s: u64) -> Result<Arc<MemoryCopy>, String> {
+        let (None, Some(vm)) = (self.why_no_backup(), &self.vm) else {
+            return Err(self.why_no_backup().unwrap_or_default());
+        };
+        let runs = |copying: &Copying| copying.copy.owed().is_ok();
+        if self.backup.copying.as_ref().is_some_and(runs) {
+            return Err(
+                "another backup copies this guest's memory: wait for its end".to_string(),
+            );
+        }
+        let bytes = u64::from(self.layout.ram_pages()) * PAGE_BYTES as u64;
+        let dir = &self.config.paths.state_dir;
+        let memory = vm.memory();
+        let copy = memory.and_then(|ram| MemoryCopy::begin(ram, bytes, dir, bytes_per_s));
+        let copy = copy.map_err(|error| format!("cannot copy the guest's memory: {error}"))?;
+        self.backup.copying = Some(Copying {
+            copy: Arc::clone(&copy),
+            written: PageSet::new(self.layout.pages()),
+            devices: Vec::new(),
+        });
+        Ok(copy)
     }
 
     fn why_no_backup(&self) -> Option<String> {
@@ -79,7 +175,12 @@ impl Body {
 
     /// This replica's role has changed.
     pub(super) fn dismiss_backup(&mut self) {
-        if let Some((_, reply)) = self.backup.wanted.take_if(|_| self.role != Role::Secondary) {
+        if self.role == Role::Secondary {
+            return;
+        }
+        self.backup
+            .forget_memory("this replica is no secondary any more: begin another backup");
+        if let Some(Wanted { reply, .. }) = self.backup.wanted.take() {
             let why = self.why_no_backup().unwrap_or_default();
             let _ = reply.send(Err(why));
         }
@@ -87,15 +188,47 @@ impl Body {
 
     /// The state of this sync is applied, and the guest does not run yet.
     pub(super) fn take_backup(&mut self, sync: SyncNo) {
-        let Some(disks) = self.vm.as_ref().and_then(QemuVm::disks) else {
+        self.backup.applied();
+        let Some(vm) = self.vm.as_ref().filter(|_| self.role == Role::Secondary) else {
             return;
         };
-        let Some((limits, reply)) = self.backup.wanted.take_if(|_| self.role == Role::Secondary)
-        else {
+        let (Some(disks), Some(wanted)) = (vm.disks(), self.backup.wanted.take()) else {
             return;
         };
+        self.backup.memory = Weak::new();
+        let mut memory_bytes = None;
+        if wanted.with_memory {
+            match self.backup.copying.take() {
+                // One that began within this sync has no state of devices yet.
+                Some(copying)
+                    if copying.copy.is_close() == Ok(false) || copying.devices.is_empty() =>
+                {
+                    self.backup.copying = Some(copying);
+                    self.backup.wanted = Some(wanted);
+                    return;
+                }
+                copying => {
+                    let ended = || Err("the copy of the guest's memory has ended".to_string());
+                    let finished = copying.map_or_else(ended, |it| {
+                        let bytes = it.copy.finish(&MachineState {
+                            machine: vm.machine_words().needed,
+                            devices: it.devices,
+                        })?;
+                        memory_bytes = Some(bytes);
+                        self.backup.memory = Arc::downgrade(&it.copy);
+                        Ok(())
+                    });
+                    if let Err(why) = finished {
+                        let _ = wanted.reply.send(Err(why));
+                        return;
+                    }
+                }
+            }
+        }
+        let Wanted { limits, reply, .. } = wanted;
         self.backup.number += 1;
         let mut about = self.about_backup(sync);
+        about["memory_bytes"] = memory_bytes.into();
         let last = Arc::clone(&self.backup.last);
         disks.snapshot(limits, move |snapshot| {
             let taken = snapshot.map(|snapshot| {

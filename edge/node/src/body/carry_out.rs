@@ -53,6 +53,7 @@ impl Body {
             Action::Probe => self.order(VmCommand::Probe),
             Action::LoadState(mut state) => {
                 state.stopped_at = clock::on_monotonic(state.stopped_at);
+                self.backup.loads(&state.bytes);
                 self.order(VmCommand::LoadState(state));
             }
             Action::Scan(job) => self.begin(Work::Scan(job)),

@@ -33,10 +33,18 @@ impl Body {
                     let answer = self.reload(*file, dry_run)?;
                     let _ = reply.send(answer);
                 }
-                Request::Snapshot { limits, reply } => self.want_backup(limits, reply),
+                Request::Snapshot {
+                    limits,
+                    with_memory,
+                    reply,
+                } => self.want_backup(limits, with_memory, reply),
+                Request::CopyMemory { bytes_per_s, reply } => {
+                    let _ = reply.send(self.copy_memory(bytes_per_s));
+                }
                 Request::RunningBackup { number, reply } => {
                     let _ = reply.send(self.backup.running(number));
                 }
+                Request::Restored { guest, step } => self.go_on_restoring(guest, step)?,
                 Request::AskStatus { of, reply } => self.ask(of, &Op::Status, None, reply),
                 Request::Typed(bytes) => self.typed(bytes)?,
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
@@ -105,7 +113,11 @@ impl Body {
                 self.crash_at = Some(area);
                 json!({"ok": true})
             }
-            Op::Console | Op::Backup { .. } | Op::BackupDisk { .. } => {
+            Op::Console
+            | Op::Backup { .. }
+            | Op::BackupDisk { .. }
+            | Op::BackupMemory { .. }
+            | Op::CopyMemory { .. } => {
                 json!({"error": "this is a connection of its own, to a replica's own socket"})
             }
             Op::DiskRoom { disk, bytes, .. } => self.room_for_disk(disk, bytes),

@@ -56,22 +56,32 @@ impl Body {
                 VmEvent::Started => {
                     self.place();
                     let words = self.vm.as_ref().map(QemuVm::machine_words);
-                    Event::GuestStarted(words.unwrap_or_default())
+                    match self.guest_started(words.unwrap_or_default()) {
+                        Some(event) => event,
+                        None => continue,
+                    }
                 }
                 VmEvent::Paused => self.paused(),
                 VmEvent::Resumed => Event::GuestResumed,
-                VmEvent::ResetDone => Event::GuestResetDone,
+                VmEvent::ResetDone => match self.guest_reset() {
+                    Some(event) => event,
+                    None => continue,
+                },
                 VmEvent::StateSaved(state) => Event::StateSaved(state),
-                VmEvent::StateLoaded => Event::StateLoaded,
+                VmEvent::StateLoaded => match self.state_loaded() {
+                    Some(event) => event,
+                    None => continue,
+                },
                 VmEvent::Probed => Event::Probed,
                 VmEvent::DiskResized { disk, result } => match self.disk_resized(disk, result) {
                     Some(event) => event,
                     None => continue,
                 },
                 VmEvent::Failed { command, error } => {
-                    self.guest_is_gone(format!("QEMU refused {command}: {error}"))
+                    let refused = format!("QEMU refused {command}: {error}");
+                    self.guest_is_gone(self.blame_restore(refused))
                 }
-                VmEvent::Died(why) => self.guest_is_gone(why),
+                VmEvent::Died(why) => self.guest_is_gone(self.blame_restore(why)),
                 VmEvent::GuestReset => {
                     tracing::info!(event = "guest_reboots", "the guest reboots");
                     continue;
@@ -153,6 +163,9 @@ impl Body {
     /// Ends the guest that runs here, if one does.
     pub(super) fn leave_guest(&mut self) {
         self.resizing.forget();
+        self.restoring.forget();
+        self.backup
+            .forget_memory("this replica's guest was lost: begin another backup");
         if let Some(vm) = self.vm.take() {
             vm.leave();
         }
@@ -161,6 +174,7 @@ impl Body {
     pub(super) fn start_guest(&mut self, reason: BootReason) {
         self.leave_guest();
         self.drop_work();
+        self.plan_restore(reason);
         // The new process inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
         let disks = self.attach_disks(reason).map_err(|error| error.to_string());

@@ -169,10 +169,14 @@ impl Body {
         for page in chunk::read(chunk, layout.pages()) {
             match page {
                 Ok((number, _)) if layout.is_disk(number) => {}
-                Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
                 // A page that was never touched is zero already.
                 Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
                 Ok((number, content)) => {
+                    self.backup.wrote(number);
+                    if let PageContent::Raw(bytes) = content {
+                        vm.write_page(number, bytes);
+                        continue;
+                    }
                     if !content.is_whole() {
                         vm.read_page(number, &mut buffer);
                     }
@@ -203,6 +207,7 @@ impl Body {
         let mut set = PageSet::new(self.layout.pages());
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
         self.faults_at_scan = self.vm.as_ref().map_or(0, QemuVm::page_faults);
+        self.backup.scanned(&set);
         self.events.push_back(Event::Scanned(job, set));
         if let Some(Err(error)) = scanned {
             let event = self.guest_is_gone(format!("cannot scan the guest's memory: {error}"));

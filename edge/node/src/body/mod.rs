@@ -16,6 +16,7 @@ mod printed;
 mod relay;
 mod reload;
 mod resize;
+mod restore;
 mod sources;
 mod waiting;
 mod work;
@@ -29,6 +30,7 @@ use self::inputs::Inputs;
 use self::printed::Printed;
 use self::relay::Relay;
 use self::resize::Resizing;
+use self::restore::Restoring;
 use self::waiting::Waiting;
 use self::work::Work;
 use crate::announce::Announcement;
@@ -184,6 +186,7 @@ struct Body {
     given: Inputs,
     backup: Backup,
     resizing: Resizing,
+    restoring: Restoring,
     keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,
     /// Names this process.

@@ -8,6 +8,7 @@ use super::inputs::Inputs;
 use super::printed::Printed;
 use super::relay::Relay;
 use super::resize::Resizing;
+use super::restore::Restoring;
 use super::waiting::Waiting;
 use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
 use crate::announce::Announcement;
@@ -160,6 +161,7 @@ impl Body {
             given: Inputs::default(),
             backup: Backup::default(),
             resizing: Resizing::default(),
+            restoring: Restoring::default(),
             keys,
             reporter,
             number: process.number,

@@ -80,8 +80,16 @@ pub(crate) enum Op {
         #[serde(default)]
         dry_run: bool,
     },
-    /// Begin a backup of the guest's disks, as of the next sync. It lasts as long as this connection.
-    Backup { keep_mib: u64, mib_per_s: u64 },
+    /// Begin to copy the guest's memory for a backup. The copy lasts as long as this connection.
+    CopyMemory { mib_per_s: u64 },
+    /// Begin a backup of the guest's disks, as of the next sync; and of the copied memory, as of the next sync that leaves
+    /// little of it to be copied. It lasts as long as this connection.
+    Backup {
+        keep_mib: u64,
+        mib_per_s: u64,
+        #[serde(default)]
+        with_memory: bool,
+    },
     /// Read a disk of the running backup with this number; with `only_changes`, what was written since the one that its
     /// `since` names.
     BackupDisk {
@@ -90,6 +98,8 @@ pub(crate) enum Op {
         #[serde(default)]
         only_changes: bool,
     },
+    /// Read the memory of the running backup with this number, once it is whole.
+    BackupMemory { backup: u64 },
     /// End this replica.
     Shutdown,
     /// The word of a replica to the others that it was told to end.

@@ -13,6 +13,7 @@ use plover_types::{Digest, Frame, HashKey, PageLayout, PageNo, PageSet, Unconsum
 use rustix::event::epoll;
 use rustix::fd::AsRawFd;
 use serde_json::Value;
+use std::fs::File;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -133,6 +134,15 @@ impl QemuVm {
     /// reading them would allocate them.
     pub fn first_data(&self, page: PageNo) -> PageNo {
         self.regions().first_data(page)
+    }
+
+    /// The guest's memory as a file, for a thread: the bytes of page N begin at N * [`plover_types::PAGE_BYTES`].
+    /// `scan_dirty` does not see what is written there.
+    ///
+    /// # Errors
+    /// This process has no descriptor left.
+    pub fn memory(&self) -> std::io::Result<File> {
+        self.ram.file()
     }
 
     /// The guest's disks, for work that can wait for a disk.

@@ -184,6 +184,7 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
             mib_per_s: 64,
             incremental: false,
             quiesce: false,
+    memory: false,
         };
         let work = move || backup::take(&there, &to, limits, &progress);
         folder = Some(scene.aside("the backup is whole", work)?.0);
@@ -194,7 +195,7 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
         let progress = scene.lab.progress().clone();
         let restored = scene.scratch().join("restored.raw");
         let path = restored.clone();
-        let work = move || Backup::open(&folder, &progress)?.restore(&[path], &progress);
+        let work = move || Backup::open(&folder, &progress)?.restore(&[path], None, &progress);
         scene.aside("the disk is restored", work)?;
         let mut found = vec![0; MARK_BYTES];
         std::fs::File::open(&restored)?.read_exact_at(&mut found, MARK_AT)?;
