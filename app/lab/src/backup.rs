@@ -177,7 +177,14 @@ pub fn take(
         manifest.disks.push(DiskFile { disk, image });
     }
     if let Some(bytes) = lease.begun.memory_bytes {
-        let image = copy_image(control, &mut lease, Which::Memory(bytes), &part, &[], progress);
+        let image = copy_image(
+            control,
+            &mut lease,
+            Which::Memory(bytes),
+            &part,
+            &[],
+            progress,
+        );
         manifest.memory = Some(image.context("nothing of this backup is kept")?);
     }
     drop(memory);
@@ -468,7 +475,9 @@ impl Backup {
         );
         let disks = disks.iter().map(|disk| &disk.image);
         let disks = disks.zip(paths.iter().map(PathBuf::as_path));
-        let images: Vec<_> = disks.chain(self.manifest.memory.iter().zip(memory)).collect();
+        let images: Vec<_> = disks
+            .chain(self.manifest.memory.iter().zip(memory))
+            .collect();
         for (_, path) in &images {
             ensure!(
                 !path.exists(),

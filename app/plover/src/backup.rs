@@ -79,7 +79,8 @@ pub fn restore(from: &Path, config: &Path, boots: bool) -> Result<ExitCode> {
     let backup = Backup::open(from, &progress)?;
     let paths = places(&backup.manifest, &config)?;
     let differences = differences(&backup.manifest, &config);
-    let memory = (backup.manifest.memory.is_some() && !boots).then(|| config.paths.restored_memory());
+    let memory =
+        (backup.manifest.memory.is_some() && !boots).then(|| config.paths.restored_memory());
     if let (Some(_), Some(difference)) = (&memory, differences.first()) {
         bail!(
             "{difference}, and a guest that goes on from its memory finds the machine that it had: write the old value, or \
@@ -114,7 +115,10 @@ fn make_state_dir(folder: &Path) -> Result<()> {
         if folder.exists() {
             return Ok(());
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
         let owner = std::fs::metadata(folder.parent().unwrap_or(Path::new(".")))?;
         std::os::unix::fs::chown(folder, Some(owner.uid()), Some(owner.gid()))
     };

@@ -129,12 +129,7 @@ impl MemoryCopy {
     ///
     /// # Errors
     /// There can be no thread for it.
-    pub fn begin(
-        ram: File,
-        ram_bytes: u64,
-        dir: &Path,
-        bytes_per_s: u64,
-    ) -> io::Result<Arc<Self>> {
+    pub fn begin(ram: File, ram_bytes: u64, dir: &Path, bytes_per_s: u64) -> io::Result<Arc<Self>> {
         let copy = Arc::new(Self {
             ram,
             ram_bytes,

@@ -200,7 +200,6 @@ impl Snapshot {
         read.map_err(|error| cannot("read", image, &error))?;
         self.kept.put_back(disk, offset, to)
     }
-
 }
 
 const REOPENED: &str =

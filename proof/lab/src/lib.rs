@@ -60,7 +60,7 @@ pub mod freezer;
 pub mod load;
 pub mod pgbench;
 pub mod programs;
-mod redis;
+pub mod redis;
 pub mod script;
 pub mod senders;
 pub mod served;

@@ -5,21 +5,30 @@ use plover_lab::backup::{self, Backup, Limits};
 use plover_lab::guests::Guest;
 use plover_lab::options::{DiskImage, Options};
 use plover_lab::progress::Progress;
+use plover_lab::state::LabDir;
 use plover_lab::trace::now_us;
 use plover_lab::{Fault, Lab};
+use plover_lab_proof::load::{Client, Pressure};
+use plover_lab_proof::redis::Connection;
 use plover_lab_proof::storm::BLOCK_BYTES;
 use plover_lab_proof::storm::audit::{Disk, ImageFile};
 use plover_lab_proof::storm::record::State;
 use plover_lab_proof::storm::sector::{Found, SECTOR_BYTES, identify};
 use plover_lab_proof::storm::writers::{Storm, read_back};
-use plover_lab_proof::{prove_on, role, wait_for};
+use plover_lab_proof::{kill_leader, prove_on, role, wait_for};
+use plover_node::ReplicaConfig;
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Acknowledged writes to wait for, and connections that write.
 const ENOUGH: u64 = 300;
 const WRITERS: u64 = 4;
+
+const DISK_BYTES: u64 = 16 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const QUICK: Limits = Limits {
     keep_mib: 64,
@@ -146,7 +155,7 @@ fn on_a_full_disk(lab: &Lab, progress: &Progress, at: &Path) -> Result<String> {
 fn a_new_group_has_what_was_acknowledged_before_the_backup() {
     let dir = tempfile::tempdir().expect("a directory is made");
     let disk = dir.path().join("disk.raw");
-    std::fs::write(&disk, vec![7; 16 << 20]).expect("a file is written");
+    std::fs::write(&disk, vec![7; DISK_BYTES as usize]).expect("a file is written");
     prove_on("t-backup", options(disk), |lab, progress| {
         back_up(lab, progress, dir.path())
     });
@@ -199,4 +208,83 @@ fn prefix(dir: &Path) -> Result<State> {
     let prefix = dir.join("prefix");
     std::fs::write(&prefix, lines[..count].concat())?;
     State::load(&prefix)
+}
+
+/// What clients wrote before the backup is in the guest's memory alone.
+fn back_up_memory(lab: &mut Lab, progress: &Progress, dir: &Path) -> Result<()> {
+    let client = lab.topology().client();
+    let set = |key| -> Result<()> {
+        let service = lab.service();
+        client.run(|| Ok(Connection::open(service, PATIENCE)?.set(key, "1")?))
+    };
+    set("before")?;
+    let pressure = Pressure {
+        connections: WRITERS as u32,
+        writes_per_second: 2_000,
+    };
+    let load = Client::start(Some(client.clone()), lab.service(), pressure)?;
+    let secondary = lab.control(lab.find(&role("secondary"))?);
+    let limits = Limits {
+        memory: true,
+        ..QUICK
+    };
+    let (folder, manifest) = backup::take(&secondary, dir, limits, progress)?;
+    ensure!(manifest.memory.is_some(), "no memory in {manifest:?}");
+    let audit = load.audit()?;
+    ensure!(audit.lost == 0 && audit.resets.is_empty(), "{audit:?}");
+    set("after")?;
+
+    // All hosts are lost, and the new group has none of their files.
+    for id in lab.ids().collect::<Vec<_>>() {
+        lab.fault(Fault::Kill, id)?;
+        std::fs::remove_dir_all(lab.files(id).state_dir())?;
+        let disk = LabDir::of(lab.name()).disk(id, 0);
+        std::fs::remove_file(&disk)?;
+        if id > 0 {
+            std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
+        }
+    }
+    let config = ReplicaConfig::load(&lab.files(0).config())?;
+    DirBuilder::new()
+        .mode(0o700)
+        .create(&config.paths.state_dir)?;
+    let backup = Backup::open(&folder, progress)?;
+    let memory = config.paths.restored_memory();
+    backup.restore(&config.raw_disks(), Some(&memory), progress)?;
+    for id in lab.ids().collect::<Vec<_>>() {
+        lab.restart(id, progress)?;
+    }
+    let get = |lab: &Lab, key| -> Result<Option<Vec<u8>>> {
+        let service = lab.service();
+        let client = lab.topology().client();
+        client.run(|| Ok(Connection::open(service, PATIENCE)?.get(key)?))
+    };
+    let expect = |lab: &Lab| -> Result<()> {
+        let found = (get(lab, "before")?, get(lab, "after")?);
+        ensure!(found == (Some(b"1".to_vec()), None), "{found:?}");
+        Ok(())
+    };
+    wait_for(progress, "the guest answers", || {
+        Ok(lab.guest_answers(Duration::from_secs(1)))
+    })?;
+    expect(lab)?;
+    ensure!(!memory.exists(), "a later start would go back to it");
+    kill_leader(lab, progress)?;
+    expect(lab)
+}
+
+/// On the machine whose devices a load resets first.
+#[test]
+fn a_new_group_goes_on_from_the_memory_of_a_backup() {
+    let dir = tempfile::tempdir().expect("a directory is made");
+    let disk = dir.path().join("disk.raw");
+    std::fs::write(&disk, vec![7; DISK_BYTES as usize]).expect("a file is written");
+    let options = Options {
+        guest: Guest::Redis,
+        machine: Some("q35".into()),
+        ..options(disk)
+    };
+    prove_on("t-memory", options, |lab, progress| {
+        back_up_memory(lab, progress, dir.path())
+    });
 }

@@ -75,7 +75,10 @@ fn a_backup_becomes_disks_and_overwrites_none() {
         .restore(std::slice::from_ref(&disk), &quiet())
         .unwrap();
     assert!(std::fs::read(&disk).unwrap() == vec![7; 1 << 20]);
-    let again = opened.restore(&[disk], None, &quiet()).unwrap_err().to_string();
+    let again = opened
+        .restore(&[disk], None, &quiet())
+        .unwrap_err()
+        .to_string();
     assert!(again.contains("overwrites nothing"), "{again}");
     let two = [dir.path().join("x"), dir.path().join("y")];
     let two = opened.restore(&two, &quiet()).unwrap_err().to_string();

@@ -131,9 +131,7 @@ impl Body {
         };
         let runs = |copying: &Copying| copying.copy.owed().is_ok();
         if self.backup.copying.as_ref().is_some_and(runs) {
-            return Err(
-                "another backup copies this guest's memory: wait for its end".to_string(),
-            );
+            return Err("another backup copies this guest's memory: wait for its end".to_string());
         }
         let bytes = u64::from(self.layout.ram_pages()) * PAGE_BYTES as u64;
         let dir = &self.config.paths.state_dir;

@@ -120,7 +120,8 @@ impl Body {
     fn restore_failed(&mut self, why: &str) -> Event {
         let path = self.config.paths.restored_memory();
         self.guest_is_gone(format!(
-            "the guest cannot go on from the memory of a backup: {why}; remove {} to boot it from its disks instead",
+            "the guest cannot go on from the memory of a backup: {why}. Mend that, or remove {} to boot it from its disks; \
+             then run `plover bootstrap`",
             path.display()
         ))
     }
@@ -130,7 +131,8 @@ impl Body {
         let path = self.config.paths.restored_memory();
         match self.restoring.now {
             Some(_) => format!(
-                "{error} (it was to go on from the memory of a backup: remove {} to boot it from its disks instead)",
+                "{error}. The guest was to go on from the memory of a backup: mend that, or remove {} to boot it from its \
+                 disks; then run `plover bootstrap`",
                 path.display()
             ),
             None => error,

@@ -48,7 +48,7 @@ pub const STEPS: [Step; 8] = [
     ),
     step(
         "backup",
-        "the disk is backed up and restored",
+        "disk and memory are backed up and restored",
         back_up_and_restore,
     ),
     step("grow", "the disk gets more room", grow),
@@ -184,7 +184,7 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
             mib_per_s: 64,
             incremental: false,
             quiesce: false,
-    memory: false,
+            memory: true,
         };
         let work = move || backup::take(&there, &to, limits, &progress);
         folder = Some(scene.aside("the backup is whole", work)?.0);
@@ -194,9 +194,12 @@ fn back_up_and_restore(scene: &mut Scene) -> Result<()> {
     scene.row("restore", None, |scene| {
         let progress = scene.lab.progress().clone();
         let restored = scene.scratch().join("restored.raw");
-        let path = restored.clone();
-        let work = move || Backup::open(&folder, &progress)?.restore(&[path], None, &progress);
-        scene.aside("the disk is restored", work)?;
+        let (disk, memory) = (restored.clone(), scene.scratch().join("memory"));
+        let work = move || {
+            let backup = Backup::open(&folder, &progress)?;
+            backup.restore(&[disk], Some(&memory), &progress)
+        };
+        scene.aside("disk and memory are restored", work)?;
         let mut found = vec![0; MARK_BYTES];
         std::fs::File::open(&restored)?.read_exact_at(&mut found, MARK_AT)?;
         let due = format!("{mark}\n").repeat(MARK_BYTES / mark.len());
