@@ -8,6 +8,7 @@
 //! secondary until then.
 
 use super::Body;
+use crate::clock;
 use crate::control::{Running, Taken};
 use plover_disk::{MachineState, MemoryCopy, Snapshot, SnapshotLimits};
 use plover_replica::Role;
@@ -94,6 +95,33 @@ impl Backup {
         }
         // One that its client has left.
         self.copying.take_if(|it| it.copy.owed().is_err());
+    }
+
+    /// The memory is the one of the backup, unless too much of it is left to be copied. Returns the bytes of its image.
+    fn finish_memory(&mut self, machine: String) -> Option<Result<Option<u64>, String>> {
+        let Some(copying) = self.copying.take() else {
+            return Some(Err("the copy of the guest's memory has ended".into()));
+        };
+        let owed = match copying.copy.owed() {
+            Ok(owed) => owed,
+            Err(why) => return Some(Err(why)),
+        };
+        // One that began within this sync has no state of devices yet.
+        if copying.copy.is_close() == Ok(false) || copying.devices.is_empty() {
+            self.copying = Some(copying);
+            return None;
+        }
+        let since = clock::now();
+        let devices = copying.devices;
+        let finished = copying.copy.finish(&MachineState { machine, devices });
+        self.memory = Arc::downgrade(&copying.copy);
+        tracing::info!(
+            event = "memory_copied",
+            pages = owed,
+            us = clock::now().since(since).0,
+            "the guest's memory is copied: its last {owed} pages while it stood still"
+        );
+        Some(finished.map(Some))
     }
 }
 
@@ -194,35 +222,21 @@ impl Body {
             return;
         };
         self.backup.memory = Weak::new();
-        let mut memory_bytes = None;
-        if wanted.with_memory {
-            match self.backup.copying.take() {
-                // One that began within this sync has no state of devices yet.
-                Some(copying)
-                    if copying.copy.is_close() == Ok(false) || copying.devices.is_empty() =>
-                {
-                    self.backup.copying = Some(copying);
-                    self.backup.wanted = Some(wanted);
-                    return;
-                }
-                copying => {
-                    let ended = || Err("the copy of the guest's memory has ended".to_string());
-                    let finished = copying.map_or_else(ended, |it| {
-                        let bytes = it.copy.finish(&MachineState {
-                            machine: vm.machine_words().needed,
-                            devices: it.devices,
-                        })?;
-                        memory_bytes = Some(bytes);
-                        self.backup.memory = Arc::downgrade(&it.copy);
-                        Ok(())
-                    });
-                    if let Err(why) = finished {
-                        let _ = wanted.reply.send(Err(why));
-                        return;
-                    }
-                }
+        let finished = match wanted.with_memory {
+            true => self.backup.finish_memory(vm.machine_words().needed),
+            false => Some(Ok(None)),
+        };
+        let memory_bytes = match finished {
+            None => {
+                self.backup.wanted = Some(wanted);
+                return;
             }
-        }
+            Some(Err(why)) => {
+                let _ = wanted.reply.send(Err(why));
+                return;
+            }
+            Some(Ok(bytes)) => bytes,
+        };
         let Wanted { limits, reply, .. } = wanted;
         self.backup.number += 1;
         let mut about = self.about_backup(sync);
