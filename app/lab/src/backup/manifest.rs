@@ -56,12 +56,17 @@ pub struct Manifest {
 impl Manifest {
     fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
-        let text = std::fs::read_to_string(&path).with_context(|| {
-            format!(
+        let text = std::fs::read_to_string(&path).with_context(|| match newest_in(folder) {
+            Some(newest) => format!(
+                "{} holds backups and is none: name one of them, such as the newest, {}",
+                folder.display(),
+                folder.join(newest).display()
+            ),
+            None => format!(
                 "{} is no whole backup: cannot read {}",
                 folder.display(),
                 path.display()
-            )
+            ),
         })?;
         let written = serde_json::from_str::<Value>(&text);
         let format = written.ok().and_then(|it| it["format"].as_u64());
@@ -118,6 +123,24 @@ pub struct ImageFile {
     pub file_bytes: u64,
     /// See `file`.
     pub blake3: String,
+}
+
+/// The folder in `folder` whose backup was taken last, if there are any.
+fn newest_in(folder: &Path) -> Option<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).ok()?.flatten() {
+        let named = entry.file_name().into_string().ok();
+        let named = named.filter(|name| !name.starts_with('.') && entry.path().is_dir());
+        let text = std::fs::read(entry.path().join(MANIFEST)).ok();
+        let about: Option<Value> = text.and_then(|text| serde_json::from_slice(&text).ok());
+        if let (Some(name), Some(about)) = (named, about) {
+            found.push((
+                about["taken_at"].as_str().unwrap_or_default().to_string(),
+                name,
+            ));
+        }
+    }
+    found.into_iter().max().map(|(_, name)| name)
 }
 
 /// The backup in `to` with this mark, and those that it is based on.

@@ -69,10 +69,12 @@ fn a_backup_becomes_disks_and_overwrites_none() {
     let Some(folder) = backup(dir.path()) else {
         return;
     };
+    let above = Backup::open(dir.path(), &quiet()).unwrap_err();
+    assert!(format!("{above:#}").contains("the newest"), "{above:#}");
     let disk = dir.path().join("new.raw");
     let opened = Backup::open(&folder, &quiet()).unwrap();
     opened
-        .restore(std::slice::from_ref(&disk), &quiet())
+        .restore(std::slice::from_ref(&disk), None, &quiet())
         .unwrap();
     assert!(std::fs::read(&disk).unwrap() == vec![7; 1 << 20]);
     let again = opened
@@ -81,7 +83,10 @@ fn a_backup_becomes_disks_and_overwrites_none() {
         .to_string();
     assert!(again.contains("overwrites nothing"), "{again}");
     let two = [dir.path().join("x"), dir.path().join("y")];
-    let two = opened.restore(&two, &quiet()).unwrap_err().to_string();
+    let two = opened
+        .restore(&two, None, &quiet())
+        .unwrap_err()
+        .to_string();
     assert!(two.contains("1 disks"), "{two}");
 }
 
@@ -127,7 +132,7 @@ fn a_chain_of_backups_is_whole_or_refused() {
     let disk = dir.join("new.raw");
     let opened = Backup::open(&newest, &quiet()).unwrap();
     opened
-        .restore(std::slice::from_ref(&disk), &quiet())
+        .restore(std::slice::from_ref(&disk), None, &quiet())
         .unwrap();
     assert!(std::fs::read(&disk).unwrap() == vec![7; 1 << 20]);
     // The next one is based on the backup with the mark that the replica names, if that is there.

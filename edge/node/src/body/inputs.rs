@@ -28,6 +28,13 @@ pub(super) struct Inputs {
     open: BTreeMap<Ticket, Asker>,
 }
 
+impl Inputs {
+    /// How many are open of askers that are like this.
+    pub(super) fn open(&self, is_so: impl Fn(&Asker) -> bool) -> usize {
+        self.open.values().filter(|asker| is_so(asker)).count()
+    }
+}
+
 impl Body {
     /// Gives the guest an operator's input, by the log. Only a leader takes it.
     pub(super) fn give_input(

@@ -17,6 +17,12 @@ const FORGOTTEN_AFTER: Micros = Micros::from_ms(30_000);
 /// The most bytes of a console in one record.
 const PRINTED_BYTES_MAX: usize = 16 << 10;
 
+/// Consoles that operators on one other replica may look at: more are refused.
+const CONSOLES_MAX: usize = 16;
+
+/// Inputs of operators on one other replica whose fate may be open: more are refused.
+const INPUTS_MAX: usize = 64;
+
 /// The number of a question whose answer nobody waits for.
 const UNANSWERED: u64 = 0;
 
@@ -168,6 +174,11 @@ impl Body {
         match said {
             Relayed::Ask { id, request } => {
                 let asker = Asker::There(from, id);
+                let is_theirs = |asker: &Asker| matches!(asker, Asker::There(of, _) if *of == from);
+                if self.given.open(is_theirs) >= INPUTS_MAX {
+                    self.reply(asker, &json!({"error": too_many("requests")}));
+                    return Ok(());
+                }
                 match serde_json::from_str::<Op>(&request) {
                     Ok(Op::Stops) => self.relay.stopped.insert(from),
                     Ok(op) if op.may_be_sent_on() => self.request(op, asker)?,
@@ -182,13 +193,23 @@ impl Body {
                 }
             }
             Relayed::Attach { id } => {
-                let answer = if self.role == Role::Leader {
-                    self.relay.ours.push((from, id));
-                    json!({"ok": true})
-                } else {
+                let ours = &mut self.relay.ours;
+                let answer = if self.role != Role::Leader {
                     json!({"error": self.not_leading("does not lead")})
+                } else if ours.iter().filter(|(of, _)| *of == from).count() >= CONSOLES_MAX {
+                    json!({"error": too_many("consoles")})
+                } else {
+                    ours.push((from, id));
+                    json!({"ok": true})
                 };
                 self.tell_answer(from, id, &answer);
+            }
+            Relayed::Typed { .. }
+                if self.given.open(|asker| matches!(asker, Asker::Console)) >= INPUTS_MAX =>
+            {
+                self.show(
+                    b"\r\n[more is typed than the group takes: what was typed last is lost]\r\n",
+                );
             }
             Relayed::Typed { bytes } if self.role == Role::Leader => {
                 self.give_input(OperatorInput::Console(bytes), Asker::Console)?;
@@ -279,4 +300,10 @@ impl Body {
         let fabric = self.fabric.as_mut();
         fabric.is_some_and(|fabric| fabric.write(to, Lane::Bulk, &record).is_ok())
     }
+}
+
+fn too_many(what: &str) -> String {
+    format!(
+        "too many {what} of this host are open at the replica that leads: end some, or run this on the leader's host"
+    )
 }
