@@ -93,6 +93,7 @@ mod mixed;
 pub mod ofi;
 mod peer;
 mod poll;
+mod processes;
 mod refused;
 pub mod ring;
 mod shm;
