@@ -110,6 +110,7 @@ pub use driver::RingFabric;
 pub use error::FabricError;
 pub use keys::Keys;
 pub use mixed::Mixed;
+pub use processes::draw_process;
 pub use refused::{Strangers, most_crowded};
 pub use shm::{ShmConfig, ShmFabric, ShmPlace};
 pub use spin::{Spin, UnknownSpin};

@@ -20,7 +20,7 @@
 //! A process that a peer has refused so, and that was never linked with that peer, takes no part at all
 //! ([`Fabric::twin`](crate::Fabric::twin)).
 
-use crate::hello::Refusal;
+use crate::hello::{Refusal, Session};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,11 @@ const REPLACED_MAX: usize = 64;
 /// The number of a process; zero for one that does not name it, as those of earlier releases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process(pub u64);
+
+/// The number of a process that starts now: no other one has it.
+pub fn draw_process() -> u64 {
+    Session::fresh().0
+}
 
 impl Process {
     /// Whether both are named, and are the same.
