@@ -143,10 +143,7 @@ impl<M: Message<N>, const N: usize> Dial<M, N> {
         };
         Ok(Some(match M::decode(bytes) {
             Err(error) => Err(error.into()),
-            Ok(theirs) => match theirs
-                .refusal(mine)
-                .or_else(|| context.replaced(&theirs))
-            {
+            Ok(theirs) => match theirs.refusal(mine).or_else(|| context.replaced(&theirs)) {
                 Some(no) => Err(no),
                 None => {
                     context.met(&theirs);
@@ -353,13 +350,7 @@ pub fn has_answered(
     let mut unacknowledged: libc::c_int = 0;
     // SAFETY: the descriptor is open for the whole call because `socket` is borrowed, and the kernel writes one `int`, for
     // which `unacknowledged` is valid.
-    let asked = unsafe {
-        libc::ioctl(
-            socket.as_raw_fd(),
-            libc::TIOCOUTQ,
-            &raw mut unacknowledged,
-        )
-    };
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
     if asked != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -139,9 +139,7 @@ impl Handshake for Shm {
             Err(loss) => return Err(loss),
         };
         let mine = &asked.mine;
-        let refusal = theirs
-            .refusal(mine)
-            .or_else(|| context.replaced(&theirs));
+        let refusal = theirs.refusal(mine).or_else(|| context.replaced(&theirs));
         if refusal.is_none() {
             context.met(&theirs);
         }

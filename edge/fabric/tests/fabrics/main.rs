@@ -113,12 +113,12 @@ macro_rules! second_processes {
 
             #[test]
             fn is_refused_while_the_first_lives() {
-                contract::a_second_process_is_refused_while_the_first_lives($maker);
+                crate::contract::a_second_process_is_refused_while_the_first_lives($maker);
             }
 
             #[test]
             fn that_was_replaced_does_not_come_back() {
-                contract::a_process_that_was_replaced_does_not_come_back($maker);
+                crate::contract::a_process_that_was_replaced_does_not_come_back($maker);
             }
         }
     };

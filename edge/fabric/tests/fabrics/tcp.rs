@@ -58,7 +58,9 @@ fn a_replaced_process_that_is_dialled_learns_it() {
         });
     }
     fabrics[0].set_peer(R1, Some(&places[0])).unwrap();
-    let says = |why: Option<String>| why.is_some_and(|why| why.contains("both have lived at the same time"));
+    let says = |why: Option<String>| {
+        why.is_some_and(|why| why.contains("both have lived at the same time"))
+    };
     drive(&mut fabrics, |fabrics, events| {
         assert!(!events[0].contains(&FabricEvent::Up(R1)), "{events:?}");
         says(fabrics[0].refusal(R1)) && says(fabrics[1].refusal(R0))

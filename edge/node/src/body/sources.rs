@@ -35,7 +35,10 @@ impl Body {
         Ok(())
     }
 
-    pub(super) fn take_fabric_events(&mut self, happened: Vec<FabricEvent>) -> Result<(), BoxError> {
+    pub(super) fn take_fabric_events(
+        &mut self,
+        happened: Vec<FabricEvent>,
+    ) -> Result<(), BoxError> {
         for event in happened {
             match event {
                 FabricEvent::Up(peer) => self.on_link(peer, true)?,
