@@ -66,11 +66,10 @@ impl Body {
         let Some((peer, why)) = self.fabric.as_ref().and_then(|fabric| fabric.twin()) else {
             return Ok(false);
         };
+        let by = peer.0;
         tracing::error!(
             event = "set_aside",
-            peer = peer.0,
-            "replica {} says: {why}; this process takes no part in the group any more",
-            peer.0
+            "replica {by} says: {why}; this process takes no part in the group any more"
         );
         self.fabric = None;
         self.set_aside = Some((peer, why));
