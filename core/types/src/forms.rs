@@ -30,7 +30,7 @@ pub const FORMS: [(&str, u64); 20] = [
     ("syncvm", 0x49ae_ac5f_53d2_a8a3),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
-    ("handshake", 0xd3b5_2acd_2094_0cdc),
+    ("handshake", 0x8843_c361_638f_1ec7),
     ("ring records", 0xad32_8152_d949_416e),
     ("tcp frames", 0xa4f3_a102_1aff_b646),
     ("death reports", 0xa015_7b1c_b979_b838),
@@ -100,7 +100,7 @@ mod tests {
     const VERSIONS: [(u8, u64); 3] = [
         (2, 0x6e12_9543_0a2b_1bcb),
         (3, 0x0fda_b908_593f_7813),
-        (4, 0xedcf_4be7_ada5_124c),
+        (4, 0x8a4b_8160_2505_194b),
     ];
 
     #[test]

@@ -155,6 +155,12 @@ pub trait Fabric {
         None
     }
 
+    /// A peer with which this process was never linked has refused it, because another process of this replica has a link
+    /// there and lives: the peer, and its words for the operator. This process is to take no part in the group: drop the fabric.
+    fn twin(&self) -> Option<(ReplicaId, String)> {
+        None
+    }
+
     /// Why this side and `peer` refuse each other at present, in words for the operator. `None` if
     /// they do not, if the link is up, or if the fabric does not say.
     fn refusal(&self, peer: ReplicaId) -> Option<String> {

@@ -1,7 +1,8 @@
 //! The state that all links of one fabric share, and why a link ends.
 
-use crate::hello::{self, GroupName, Hello, NotHello, Refusal, Session};
+use crate::hello::{self, Greet, GroupName, Hello, NotHello, Refusal, Session};
 use crate::poll::Poll;
+use crate::processes::{Process, Processes};
 use crate::refused::{Refused, Strangers};
 use crate::ring::{BadCredit, BufferPool, Capacity, Damage, RingWriter};
 use crate::{FabricError, FabricEvent, FabricStats, Lane};
@@ -29,6 +30,12 @@ pub struct Context {
     pub versions: Versions,
     /// What peers have told, each at its newest handshake.
     pub told: BTreeMap<ReplicaId, Versions>,
+    /// This process of this replica.
+    pub process: Process,
+    /// The peers' processes.
+    pub processes: BTreeMap<ReplicaId, Processes>,
+    /// See [`Fabric::twin`](crate::Fabric::twin).
+    pub twin: Option<(ReplicaId, String)>,
     pub poll: Poll,
     pub stats: FabricStats,
     pub refused: Refused,
@@ -81,6 +88,9 @@ impl Context {
             ],
             versions: Versions::OURS,
             told: BTreeMap::new(),
+            process: Process::default(),
+            processes: BTreeMap::new(),
+            twin: None,
             poll: Poll::new().map_err(FabricError::system("make an epoll descriptor"))?,
             stats: FabricStats::default(),
             refused: Refused::default(),
@@ -106,6 +116,11 @@ impl Context {
             session,
             ring_bytes,
             group: self.group,
+            process: self.process,
+            refuses: self
+                .processes
+                .get(&peer)
+                .map_or(Process::default(), |it| it.refused),
         }
     }
 
@@ -113,6 +128,24 @@ impl Context {
     pub fn hello_on(&self, peer: ReplicaId, lane: Lane, session: Session) -> Hello {
         let ring_bytes = self.capacity(lane).bytes() as u64;
         self.hello(peer, lane.index() as u8, ring_bytes, session)
+    }
+
+    /// The processes of a peer.
+    pub fn processes_of(&mut self, peer: ReplicaId) -> &mut Processes {
+        self.processes.entry(peer).or_default()
+    }
+
+    /// A greeting is welcome.
+    pub fn met(&mut self, greeting: &impl Greet) {
+        self.told.insert(greeting.sender(), greeting.versions());
+        self.processes_of(greeting.sender())
+            .welcome(greeting.process());
+    }
+
+    /// The reason against the process that answers, if another one has taken its place.
+    pub fn replaced(&mut self, greeting: &impl Greet) -> Option<No> {
+        let processes = self.processes_of(greeting.sender());
+        processes.objection(greeting.process()).map(No::of_peer)
     }
 
     /// Why a link to `peer` cannot go on: the group's version has been raised, and it does not speak it.
@@ -202,6 +235,10 @@ impl Context {
     /// Either side refused a handshake with `peer`. The log says so once.
     pub fn refused(&mut self, peer: ReplicaId, place: &dyn Display, why: &No, now: Instant) {
         self.stats.rejected += 1;
+        // Once linked, a peer that lies could say so to make this replica give up.
+        if why.verdict == Refusal::Twin && self.processes_of(peer).is_new() {
+            self.twin = Some((peer, why.to_string()));
+        }
         if self.refused.note(peer, why, now) {
             let me = self.me;
             warn!(
@@ -281,6 +318,23 @@ impl No {
             verdict,
             words: words.to_string(),
         }
+    }
+}
+
+impl No {
+    /// A second process of the peer, in this side's words.
+    pub fn of_peer(verdict: Refusal) -> Self {
+        let words = match verdict {
+            Refusal::Twin => {
+                "another process of that replica is linked here, and lives: its host was cloned, or it was started twice; stop \
+                 one of the two"
+            }
+            _ => {
+                "another process of that replica has been linked here since, and both have lived at the same time: its host \
+                 was cloned, or it was started twice; stop one of the two, and start the one that stays again"
+            }
+        };
+        Self::because(verdict, words)
     }
 }
 

@@ -104,6 +104,13 @@ pub trait Transport: Handshake {
         let _ = up;
         None
     }
+    /// Sends something to which the peer's host answers, whatever its process does.
+    fn challenge(&mut self, context: &mut Context, up: &mut Self::Up) -> Result<(), Loss> {
+        let _ = (context, up);
+        Ok(())
+    }
+    /// Whether the process at the other end has shown that it lives, since it was challenged.
+    fn lives(&self, up: &Self::Up, challenged: Instant, now: Instant) -> Result<bool, Loss>;
     /// Hands over what was written to any peer.
     fn flush(&mut self, context: &mut Context, peers: &mut [Peer<Self>], now: Instant);
 
@@ -209,13 +216,25 @@ impl<T: Transport> RingFabric<T> {
             }
             let socket = &visitor.connection.socket;
             let objection = self.door.listener.objection(socket, &visitor.greeting);
-            match (objection.or_else(|| visitor.greeting.refusal(&mine)), peer) {
+            let why = objection.or_else(|| visitor.greeting.refusal(&mine));
+            let admitted = match (why, peer) {
                 (None, Some(peer)) => {
-                    context.told.insert(from, visitor.greeting.versions());
+                    let process = visitor.greeting.process();
+                    match peer.admit(transport, context, now, process) {
+                        // Its connection ends here; it dials again.
+                        Err(None) => continue,
+                        Err(Some(why)) => Err(why),
+                        Ok(()) => Ok(peer),
+                    }
+                }
+                (why, _) => Err(why.unwrap_or(Refusal::Identity.into())),
+            };
+            match admitted {
+                Ok(peer) => {
+                    context.met(&visitor.greeting);
                     peer.welcome(transport, context, now, visitor, mine);
                 }
-                (why, _) => {
-                    let why = why.unwrap_or(Refusal::Identity.into());
+                Err(why) => {
                     context.refused(from, &visitor.address, &why, now);
                     mine.refuse(why.verdict);
                     if let Err(loss) = T::Listener::send(&mut visitor.connection.socket, &mine) {
@@ -390,6 +409,10 @@ impl<T: Transport> Fabric for RingFabric<T> {
 
     fn versions(&self, peer: ReplicaId) -> Option<Versions> {
         self.context.told.get(&peer).copied()
+    }
+
+    fn twin(&self) -> Option<(ReplicaId, String)> {
+        self.context.twin.clone()
     }
 
     fn refusal(&self, peer: ReplicaId) -> Option<String> {

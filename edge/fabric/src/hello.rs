@@ -15,6 +15,7 @@
 //! other. So the layout of this message is the same in all releases: what is added takes bytes that are zero now.
 
 use crate::context::No;
+use crate::processes::Process;
 use crate::ring::Salt;
 use crate::{FabricError, Lane};
 use plover_types::ReplicaId;
@@ -97,6 +98,10 @@ pub struct Hello {
     pub session: Session,
     pub ring_bytes: u64,
     pub group: GroupName,
+    /// This process of its replica.
+    pub process: Process,
+    /// The process of the receiver's replica that it refuses.
+    pub refuses: Process,
 }
 
 impl fmt::Debug for GroupName {
@@ -111,6 +116,8 @@ pub trait Greet: fmt::Debug + Sized {
     fn sender(&self) -> ReplicaId;
     /// The versions that it speaks.
     fn versions(&self) -> Versions;
+    /// The process of that replica.
+    fn process(&self) -> Process;
     /// The reason against a link, `mine` being what this side says to that peer.
     fn refusal(&self, mine: &Self) -> Option<No>;
     /// Makes it an answer that refuses.
@@ -152,6 +159,16 @@ pub enum Refusal {
          its trust file"
     )]
     Key = 9,
+    #[error(
+        "it is linked to another process of this replica, which lives: the host was cloned, or the replica was started twice; \
+         stop this one. If this one is to stay, stop the other one, move this one's paths.state_dir away, and start it again"
+    )]
+    Twin = 10,
+    #[error(
+        "another process of this replica has been linked there since, and both have lived at the same time: the host was \
+         cloned, or the replica was started twice; stop one of the two, and start the one that stays again"
+    )]
+    Replaced = 11,
     #[error("it refused this replica for a reason unknown to this release")]
     Unknown = 255,
 }
@@ -159,7 +176,7 @@ pub enum Refusal {
 impl Refusal {
     /// The reason behind a verdict; none for 0.
     pub fn from_verdict(verdict: u8) -> Option<Self> {
-        const KNOWN: [Refusal; 9] = [
+        const KNOWN: [Refusal; 11] = [
             Refusal::Version,
             Refusal::Group,
             Refusal::Identity,
@@ -169,6 +186,8 @@ impl Refusal {
             Refusal::Memory,
             Refusal::Provider,
             Refusal::Key,
+            Refusal::Twin,
+            Refusal::Replaced,
         ];
         let known = KNOWN.into_iter().find(|it| *it as u8 == verdict);
         (verdict != 0).then(|| known.unwrap_or(Self::Unknown))
@@ -203,6 +222,8 @@ impl Message<HELLO_BYTES> for Hello {
         out[16..24].copy_from_slice(&self.session.0.to_le_bytes());
         out[24..32].copy_from_slice(&self.ring_bytes.to_le_bytes());
         out[32..96].copy_from_slice(&self.group.bytes);
+        out[96..104].copy_from_slice(&self.process.0.to_le_bytes());
+        out[104..112].copy_from_slice(&self.refuses.0.to_le_bytes());
         let crc = crc32c::crc32c(&out[..HELLO_BYTES - 4]);
         out[HELLO_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -237,6 +258,8 @@ impl Message<HELLO_BYTES> for Hello {
                 bytes: std::array::from_fn(|i| bytes[32 + i]),
                 length,
             },
+            process: Process(word(96)),
+            refuses: Process(word(104)),
         })
     }
 }
@@ -256,6 +279,8 @@ impl Hello {
             Some(Refusal::Lane)
         } else if self.ring_bytes != mine.ring_bytes {
             Some(Refusal::RingBytes)
+        } else if self.refuses.is(mine.process) || mine.refuses.is(self.process) {
+            Some(Refusal::Replaced)
         } else {
             Refusal::from_verdict(self.verdict)
         }
@@ -265,6 +290,7 @@ impl Hello {
     pub fn no(&self, mine: &Hello) -> Option<No> {
         self.differs(mine).map(|why| match why {
             Refusal::Version => No::because(why, unlike(mine.versions, self.versions)),
+            Refusal::Replaced if mine.refuses.is(self.process) => No::of_peer(why),
             why => No::from(why),
         })
     }
@@ -301,6 +327,10 @@ impl Greet for Hello {
         self.versions
     }
 
+    fn process(&self) -> Process {
+        self.process
+    }
+
     fn refusal(&self, mine: &Self) -> Option<No> {
         self.no(mine)
     }
@@ -325,6 +355,8 @@ mod tests {
             session: Session(77),
             ring_bytes: 4096,
             group: GroupName::new("a group").unwrap(),
+            process: Process(1001),
+            refuses: Process(1002),
         }
     }
 
@@ -332,6 +364,8 @@ mod tests {
         Hello {
             from: ReplicaId(2),
             to: ReplicaId(0),
+            process: Process(2001),
+            refuses: Process(2002),
             ..hello()
         }
     }
@@ -345,7 +379,7 @@ mod tests {
     #[test]
     fn every_difference_has_its_refusal() {
         type Change = fn(&mut Hello);
-        let changes: [(Change, Refusal); 9] = [
+        let changes: [(Change, Refusal); 12] = [
             (|it| it.versions.newest = 0, Refusal::Version),
             (
                 |it| it.group = GroupName::new("another").unwrap(),
@@ -356,6 +390,9 @@ mod tests {
             (|it| it.lane = 0, Refusal::Lane),
             (|it| it.session = Session(78), Refusal::Lane),
             (|it| it.ring_bytes = 8192, Refusal::RingBytes),
+            (|it| it.refuses = Process(2001), Refusal::Replaced),
+            (|it| it.process = Process(2002), Refusal::Replaced),
+            (|it| it.verdict = 10, Refusal::Twin),
             (|it| it.verdict = 2, Refusal::Group),
             (|it| it.verdict = 99, Refusal::Unknown),
         ];

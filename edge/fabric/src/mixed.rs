@@ -184,6 +184,10 @@ impl Fabric for Mixed {
         part.fabric.versions(peer)
     }
 
+    fn twin(&self) -> Option<(ReplicaId, String)> {
+        self.parts.iter().find_map(|part| part.fabric.twin())
+    }
+
     fn refusal(&self, peer: ReplicaId) -> Option<String> {
         self.parts.iter().find_map(|part| part.fabric.refusal(peer))
     }

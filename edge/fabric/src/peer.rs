@@ -1,7 +1,8 @@
 //! A peer and the link to it, for every fabric alike. The crate's page draws the link's states.
 //!
 //! The lower id dials, so that a pair never makes two links. A greeting of a new session ends the
-//! old link at once: the peer has given it up, whatever this side still believes. Each session
+//! old link at once: the peer has given it up, whatever this side still believes. (Another process of the peer does so only
+//! if the one before is gone, `processes.rs`.) Each session
 //! starts with empty rings and a salt of its own. The steps of a
 //! handshake are the [`Handshake`]'s, the work on a link that is up is the [`Transport`]'s.
 
@@ -9,6 +10,8 @@ use crate::Lane;
 use crate::context::{Context, Loss, No};
 use crate::door::Visitor;
 use crate::driver::{GreetingOf, Handshake, Transport};
+use crate::hello::Refusal;
+use crate::processes::{Process, Verdict};
 use plover_types::ReplicaId;
 use std::time::{Duration, Instant};
 use tracing::debug;
@@ -109,6 +112,47 @@ impl<T: Transport> Peer<T> {
                 self.take(context, now, step);
             }
             other => self.link = other,
+        }
+    }
+
+    /// Whether a process of the peer that greets may have a link: not beside another one that lives. The error is a refusal,
+    /// or none if that is not known yet.
+    pub fn admit(
+        &mut self,
+        transport: &mut T,
+        context: &mut Context,
+        now: Instant,
+        process: Process,
+    ) -> Result<(), Option<No>> {
+        let processes = context.processes_of(self.id);
+        if let Some(why) = processes.objection(process) {
+            return Err(Some(No::of_peer(why)));
+        }
+        if !processes.is_second(process) || self.up().is_none() {
+            return Ok(());
+        }
+        // The end of the first one's link may have come, and was not read yet.
+        self.with_up(context, now, |context, up| {
+            let mut lanes = Lane::ALL.into_iter();
+            lanes.try_for_each(|lane| transport.serve(context, up, lane, now))?;
+            transport.tick(context, up, now)
+        });
+        let (since, begins) = context.processes_of(self.id).contest(process, now);
+        let mut lives = false;
+        self.with_up(context, now, |context, up| {
+            if begins {
+                transport.challenge(context, up)?;
+            }
+            lives = transport.lives(up, since, now)?;
+            Ok(())
+        });
+        if self.up().is_none() {
+            return Ok(());
+        }
+        match context.processes_of(self.id).decide(lives, now) {
+            Verdict::Welcome => Ok(()),
+            Verdict::Wait => Err(None),
+            Verdict::Refused => Err(Some(No::of_peer(Refusal::Twin))),
         }
     }
 

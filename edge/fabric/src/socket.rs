@@ -143,10 +143,10 @@ impl<M: Message<N>, const N: usize> Dial<M, N> {
         };
         Ok(Some(match M::decode(bytes) {
             Err(error) => Err(error.into()),
-            Ok(theirs) => match theirs.refusal(mine) {
+            Ok(theirs) => match theirs.refusal(mine).or_else(|| context.replaced(&theirs)) {
                 Some(no) => Err(no),
                 None => {
-                    context.told.insert(theirs.sender(), theirs.versions());
+                    context.met(&theirs);
                     Ok(theirs)
                 }
             },
@@ -333,6 +333,30 @@ fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
         owed: data || info.tcpi_probes > probes_missed_max,
         heard_ago: Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
     })
+}
+
+/// An acknowledgement counts as an answer to a challenge that was not acknowledged itself if it came so much later: the kernel
+/// counts in steps of up to 4 ms, and what was under way has come by then.
+const ANSWER_AFTER: Duration = Duration::from_millis(20);
+
+/// Whether the peer's kernel has acknowledged, since a challenge, what was sent to its process, so that the socket there is
+/// open. `is_sent` says whether the kernel here has the whole challenge.
+pub fn has_answered(
+    socket: &TcpStream,
+    is_sent: bool,
+    challenged: Instant,
+    now: Instant,
+) -> io::Result<bool> {
+    let mut unacknowledged: libc::c_int = 0;
+    // SAFETY: the descriptor is open for the whole call because `socket` is borrowed, and the kernel writes one `int`, for
+    // which `unacknowledged` is valid.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unacknowledged) };
+    if asked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let later = now.saturating_duration_since(challenged + ANSWER_AFTER);
+    // The second holds on a busy connection, on which something is always under way.
+    Ok(is_sent && unacknowledged == 0 || acknowledged(socket)?.heard_ago < later)
 }
 
 /// For how long a peer owes an answer.

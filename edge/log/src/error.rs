@@ -62,6 +62,14 @@ pub enum ServerError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Another process of this replica has a link to a peer, and lives: stop one of the two.
+    #[error("replica {} says: {why}", peer.0)]
+    Second {
+        /// The peer.
+        peer: ReplicaId,
+        /// Its words.
+        why: String,
+    },
     /// The state machine refuses another replica's state: run the same release on all replicas.
     #[error(
         "the state of another replica cannot be used ({0}): run the same release on all replicas"

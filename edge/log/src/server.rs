@@ -266,6 +266,9 @@ impl<M: StateMachine> Server<M> {
     fn take_records(&mut self) -> Result<(), ServerError> {
         let mut happened = std::mem::take(&mut self.happened);
         self.fabric.progress(&mut happened);
+        if let Some((peer, why)) = self.fabric.twin() {
+            return Err(ServerError::Second { peer, why });
+        }
         let now = self.now();
         for event in happened.drain(..) {
             match event {

@@ -140,12 +140,17 @@ impl std::fmt::Display for FabricName {
 }
 
 /// Opens the fabric, under TLS if there are keys; `None` for a replica that is alone.
-pub fn open(group: &GroupConfig, keys: Option<Arc<Keys>>) -> Result<Option<BoxedFabric>, BoxError> {
+/// `process` is the number of this process.
+pub fn open(
+    group: &GroupConfig,
+    keys: Option<Arc<Keys>>,
+    process: u64,
+) -> Result<Option<BoxedFabric>, BoxError> {
     let mut parts = Vec::new();
     for name in FabricName::ALL {
         let peers = group.peers_over(name);
         if !peers.is_empty() {
-            parts.push((open_one(group, name, &peers, keys.clone())?, peers));
+            parts.push((open_one(group, name, &peers, keys.clone(), process)?, peers));
         }
     }
     Ok(match parts.len() {
@@ -161,6 +166,7 @@ fn open_one(
     name: FabricName,
     peers: &[ReplicaId],
     keys: Option<Arc<Keys>>,
+    process: u64,
 ) -> Result<BoxedFabric, BoxError> {
     let me = ReplicaId(group.me);
     match name {
@@ -171,11 +177,13 @@ fn open_one(
             let others = others.filter(|(id, _)| peers.contains(id)).collect();
             let mut config = TcpConfig::new(group.name.clone(), me, listen, others);
             config.keys = keys;
+            config.process = process;
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricName::Shm => {
             let mut config = ShmConfig::new(group.name.clone(), me, peers.to_vec());
             config.spin = group.spin;
+            config.process = process;
             if let Some(directory) = &group.shm_dir {
                 std::fs::create_dir_all(directory).map_err(|e| {
                     format!("cannot create group.shm_dir {}: {e}", directory.display())
@@ -184,7 +192,7 @@ fn open_one(
             }
             Ok(Box::new(ShmFabric::new(config)?))
         }
-        FabricName::Ofi => open_ofi(group, peers, keys),
+        FabricName::Ofi => open_ofi(group, peers, keys, process),
     }
 }
 
@@ -195,6 +203,7 @@ fn open_ofi(
     group: &GroupConfig,
     peers: &[ReplicaId],
     keys: Option<Arc<Keys>>,
+    process: u64,
 ) -> Result<BoxedFabric, BoxError> {
     use plover_fabric::ofi::{OfiConfig, OfiFabric};
     use std::net::SocketAddr;
@@ -219,6 +228,7 @@ fn open_ofi(
     let mut config = OfiConfig::new(group.name.clone(), me, listen, others, provider);
     config.spin = group.spin;
     config.keys = keys;
+    config.process = process;
     Ok(Box::new(OfiFabric::new(config)?))
 }
 
@@ -227,6 +237,7 @@ fn open_ofi(
     _: &GroupConfig,
     _: &[ReplicaId],
     _: Option<Arc<Keys>>,
+    _: u64,
 ) -> Result<BoxedFabric, BoxError> {
     Err(
         "fabric = \"ofi\" is not part of this build of plover: choose \"tcp\", or install \

@@ -4,7 +4,7 @@ use super::digest::LogDigest;
 use super::{DurabilityArgument, FabricArgument, ServeOptions};
 use crate::{logging, output};
 use anyhow::{Context, bail, ensure};
-use plover_fabric::{Fabric, Keys, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
+use plover_fabric::{Fabric, Keys, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric, draw_process};
 use plover_log::{Address, Config, Durability, Server, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -141,12 +141,14 @@ fn fabric(
             let (listen, peers) = addresses(options)?;
             let mut config = TcpConfig::new(group, me, listen, peers);
             config.keys = keys;
+            config.process = draw_process();
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricArgument::Shm => {
             let ids = options.peers.iter().map(|peer| ReplicaId(peer.id));
             let mut config = ShmConfig::new(group, me, ids.filter(|id| *id != me).collect());
             config.spin = options.spin;
+            config.process = draw_process();
             Ok(Box::new(ShmFabric::new(config)?))
         }
         FabricArgument::Ofi => {
@@ -212,6 +214,7 @@ fn open_ofi(
     let mut config = OfiConfig::new(options.group.clone(), me, listen, peers, provider);
     config.spin = options.spin;
     config.keys = keys;
+    config.process = draw_process();
     Ok(Box::new(OfiFabric::new(config)?))
 }
 

@@ -31,6 +31,8 @@ pub struct OfiConfig {
     pub ring_bytes: [usize; 2],
     /// The keys for the handshake under TLS. Without them every peer is believed. Records are never encrypted.
     pub keys: Option<Arc<Keys>>,
+    /// Names this process, as [`TcpConfig::process`](crate::TcpConfig::process).
+    pub process: u64,
 }
 
 impl OfiConfig {
@@ -51,6 +53,7 @@ impl OfiConfig {
             spin: Spin::default(),
             ring_bytes: [8 << 20, 16 << 20],
             keys: None,
+            process: 0,
         }
     }
 }

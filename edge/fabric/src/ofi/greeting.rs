@@ -18,6 +18,7 @@ use super::native::{Address, NAME_BYTES, provider_name};
 use crate::Lane;
 use crate::context::No;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
+use crate::processes::Process;
 use plover_types::ReplicaId;
 use plover_types::wire::Versions;
 
@@ -115,6 +116,10 @@ impl Greet for Greeting {
         self.lanes[0].versions
     }
 
+    fn process(&self) -> Process {
+        self.lanes[0].process
+    }
+
     fn refusal(&self, mine: &Self) -> Option<No> {
         let lanes = self.lanes.iter().zip(&mine.lanes);
         let refusal = lanes.filter_map(|(theirs, mine)| theirs.no(mine)).next();
@@ -163,6 +168,8 @@ mod tests {
             session: Session(77),
             ring_bytes: 4096,
             group: GroupName::new("a group").unwrap(),
+            process: Process(u64::from(from) + 1),
+            refuses: Process::default(),
         };
         let address = |key| Address {
             name: std::array::from_fn(|i| if i < 20 { i as u8 } else { 0 }),

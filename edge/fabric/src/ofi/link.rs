@@ -23,9 +23,10 @@ use crate::hello::{Greet, Session};
 use crate::line::Line;
 use crate::peer::Step;
 use crate::poll::Interest;
-use crate::socket::{ASK_EVERY, Dial, Silence, TcpDoor, parse};
+use crate::socket::{self, ASK_EVERY, Dial, Silence, TcpDoor, parse};
 use crate::{Lane, PeerError};
 use plover_types::ReplicaId;
+use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -228,6 +229,18 @@ impl Joined {
         // A peer that is stopped reads none; that its host acknowledges is what counts.
         line.write(&[0])?;
         Ok(self.ends.iter_mut().try_for_each(End::check)?)
+    }
+
+    /// Sends a heartbeat out of turn.
+    pub fn challenge(&mut self) -> Result<(), Loss> {
+        self.connection.socket.write(&[0])?;
+        Ok(())
+    }
+
+    /// Whether the peer's host has acknowledged something since then.
+    pub fn has_answered(&self, challenged: Instant, now: Instant) -> io::Result<bool> {
+        let line = &self.connection.socket;
+        socket::has_answered(&line.socket, !line.holds_output(), challenged, now)
     }
 
     /// Arms the descriptors of both lanes; `false` if there is something to do first.

@@ -59,6 +59,7 @@ use crate::context::{Context, Loss};
 use crate::driver::{RingFabric, Transport};
 use crate::hello::Session;
 use crate::peer::{Link, Peer};
+use crate::processes::Process;
 use crate::socket::TcpDoor;
 use crate::spin::Spinner;
 use crate::{Keys, Lane, Spin};
@@ -76,7 +77,8 @@ impl OfiFabric {
     /// Opens the provider and listens; starts to dial at the first `progress`.
     pub fn new(config: OfiConfig) -> Result<Self, OfiError> {
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        let mut context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        context.process = Process(config.process);
         let node = config.listen.ip().to_string();
         let (provider, waits) = open_provider(&config.provider, &node, config.spin)?;
         let listener = TcpDoor::open(config.listen, config.keys.as_ref())?;
@@ -205,6 +207,14 @@ impl Transport for Ofi {
     fn tick(&mut self, context: &mut Context, up: &mut Joined, now: Instant) -> Result<(), Loss> {
         up.listen(context)?;
         up.beat(now)
+    }
+
+    fn challenge(&mut self, _: &mut Context, up: &mut Joined) -> Result<(), Loss> {
+        up.challenge()
+    }
+
+    fn lives(&self, up: &Joined, challenged: Instant, now: Instant) -> Result<bool, Loss> {
+        Ok(up.has_answered(challenged, now)?)
     }
 
     fn due_at(up: &Joined) -> Option<Instant> {

@@ -139,7 +139,11 @@ impl Handshake for Shm {
             Err(loss) => return Err(loss),
         };
         let mine = &asked.mine;
-        Ok(match (theirs.refusal(mine), theirs.offer) {
+        let refusal = theirs.refusal(mine).or_else(|| context.replaced(&theirs));
+        if refusal.is_none() {
+            context.met(&theirs);
+        }
+        Ok(match (refusal, theirs.offer) {
             (None, Some(offer)) => {
                 match Channel::open(context, &mine.hello, asked.connection, asked.own, offer) {
                     Ok(channel) => Step::Up(channel),

@@ -40,6 +40,7 @@ mod tests;
 use crate::context::{Context, Loss};
 use crate::driver::{RingFabric, Transport};
 use crate::peer::Peer;
+use crate::processes::Process;
 use crate::spin::Spinner;
 use crate::{FabricError, Lane, Spin};
 use channel::Channel;
@@ -87,6 +88,8 @@ pub struct ShmConfig {
     /// Whether to look for records for a while before the caller sleeps. It happens inside of
     /// [`Fabric::timeout`](crate::Fabric::timeout), for 30 µs at most.
     pub spin: Spin,
+    /// Names this process, as [`TcpConfig::process`](crate::TcpConfig::process).
+    pub process: u64,
 }
 
 impl ShmConfig {
@@ -99,6 +102,7 @@ impl ShmConfig {
             place: ShmPlace::default(),
             ring_bytes: [4 << 20, 16 << 20],
             spin: Spin::Never,
+            process: 0,
         }
     }
 }
@@ -107,7 +111,8 @@ impl ShmFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: ShmConfig) -> Result<Self, FabricError> {
         let ids = config.peers.iter().copied();
-        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        let mut context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        context.process = Process(config.process);
         let address = |id| Address::new(&config.place, &config.group, id);
         let listener = Listener::open(address(config.me)?)?;
         let peers = config.peers.iter().map(|&id| Ok((id, address(id)?)));
@@ -213,6 +218,11 @@ impl Transport for Shm {
 
     fn tick(&mut self, context: &mut Context, up: &mut Channel, _: Instant) -> Result<(), Loss> {
         up.attend(context)
+    }
+
+    /// The kernel closes the socket of a process that ends.
+    fn lives(&self, up: &Channel, _: Instant, _: Instant) -> Result<bool, Loss> {
+        Ok(socket::receive(&up.socket)?.is_none())
     }
 
     /// Rings the doorbells of those that sleep on what was stored for them: first those on other

@@ -12,6 +12,7 @@ use crate::FabricError;
 use crate::context::{Loss, No};
 use crate::door::Listen;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, Refusal};
+use crate::processes::Process;
 use plover_types::ReplicaId;
 use plover_types::wire::Versions;
 use rustix::io::Errno;
@@ -203,6 +204,10 @@ impl Greet for Offering {
 
     fn versions(&self) -> Versions {
         self.hello.versions
+    }
+
+    fn process(&self) -> Process {
+        self.hello.process
     }
 
     fn refusal(&self, mine: &Self) -> Option<No> {

@@ -7,7 +7,7 @@ use crate::hello::{Refusal, Session};
 use crate::line::Line;
 use crate::poll::{Interest, Token};
 use crate::ring::{RingReader, RingWriter};
-use crate::socket::Silence;
+use crate::socket::{self, Silence};
 use crate::{Keys, Lane};
 use plover_types::ReplicaId;
 use std::io;
@@ -188,6 +188,19 @@ impl LaneLink {
             }
         }
         self.silence.check(&self.line.socket, now)
+    }
+
+    /// Sends the peer's writer its credit once more, which changes nothing, so that the peer's host has something to
+    /// acknowledge.
+    pub fn challenge(&mut self, context: &Context) -> Result<(), Loss> {
+        self.outbox.credit(self.reader.head());
+        self.flush(context)
+    }
+
+    /// Whether the peer's host has acknowledged something since then.
+    pub fn has_answered(&self, challenged: Instant, now: Instant) -> io::Result<bool> {
+        let is_sent = self.outbox.unsent().is_empty() && !self.line.holds_output();
+        socket::has_answered(&self.line.socket, is_sent, challenged, now)
     }
 
     /// Whether `progress` would get on without the kernel's saying so.

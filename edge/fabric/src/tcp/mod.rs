@@ -37,6 +37,7 @@ use crate::driver::{RingFabric, Transport};
 use crate::hello::Session;
 use crate::line::Line;
 use crate::peer::Peer;
+use crate::processes::Process;
 use crate::socket::{ASK_EVERY, TcpDoor};
 use crate::{FabricError, Keys, Lane};
 use lane::LaneLink;
@@ -69,6 +70,9 @@ pub struct TcpConfig {
     pub ring_bytes: [usize; 2],
     /// The keys for TLS. Without them everything is sent in the clear, and believed.
     pub keys: Option<Arc<Keys>>,
+    /// Names this process among those of the replica: drawn at its start. With zero, a second process of the replica is taken
+    /// for a restarted one.
+    pub process: u64,
 }
 
 impl TcpConfig {
@@ -86,6 +90,7 @@ impl TcpConfig {
             peers,
             ring_bytes: [8 << 20, 16 << 20],
             keys: None,
+            process: 0,
         }
     }
 }
@@ -94,7 +99,8 @@ impl TcpFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: TcpConfig) -> Result<Self, FabricError> {
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        let mut context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        context.process = Process(config.process);
         let listener = TcpDoor::open(config.listen, config.keys.as_ref())?;
         let transport = Tcp {
             scratch: vec![0; SCRATCH_BYTES],
@@ -169,6 +175,16 @@ impl Transport for Tcp {
         let keys = self.keys.as_deref();
         let mut lanes = up.lanes.iter_mut();
         lanes.try_for_each(|lane| lane.check(keys, now))
+    }
+
+    fn challenge(&mut self, context: &mut Context, up: &mut Up) -> Result<(), Loss> {
+        let mut lanes = up.lanes.iter_mut();
+        lanes.try_for_each(|lane| lane.challenge(context))
+    }
+
+    fn lives(&self, up: &Up, challenged: Instant, now: Instant) -> Result<bool, Loss> {
+        let [log, bulk] = &up.lanes;
+        Ok(log.has_answered(challenged, now)? || bulk.has_answered(challenged, now)?)
     }
 
     fn due_at(up: &Up) -> Option<Instant> {

@@ -72,6 +72,29 @@ fn a_cut_while_idle_is_noticed_and_healed() {
     comes_back(pair);
 }
 
+/// A process whose host is gone has a link that looks well for a moment. Another process of the replica gets its place.
+#[test]
+fn a_process_whose_host_is_gone_is_replaced() {
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let open = |me, peer, process| {
+        let mut config = TcpConfig::new("test", me, any, vec![peer]);
+        config.process = process;
+        TcpFabric::new(config).expect("loopback")
+    };
+    let higher = open(R1, (R0, any), 1);
+    let there = higher.listen_address().expect("bound");
+    let pair = Pair::linked(open(R0, (R1, there), 2), higher);
+    cut(&pair.lower);
+    let mut pair = Pair {
+        lower: open(R0, (R1, there), 3),
+        ..pair
+    };
+    let links = [FabricEvent::Down(R0), FabricEvent::Up(R0)];
+    pair.until(|it| it.at_higher.ends_with(&links));
+    pair.until(Pair::is_up);
+    assert_eq!(pair.lower.twin(), None);
+}
+
 /// A peer that takes nothing off the wire is busy, not gone: its host answers.
 #[test]
 fn a_busy_peer_is_not_cut_off() {

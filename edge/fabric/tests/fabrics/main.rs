@@ -31,10 +31,15 @@ impl MixedMaker {
     }
 }
 
-impl Maker for MixedMaker {
-    type Fabric = Mixed;
+impl MixedMaker {
+    fn in_directory() -> Self {
+        Self {
+            tcp: TcpMaker::new(),
+            shm: ShmMaker::in_directory(),
+        }
+    }
 
-    fn open_with(&mut self, me: ReplicaId, how: How) -> Mixed {
+    fn put_together(&mut self, me: ReplicaId, how: How, is_second: bool) -> Mixed {
         let near = |id: ReplicaId| id.0 < 2 && me.0 < 2;
         let others = (0..3).map(ReplicaId).filter(|id| *id != me);
         let others = others.filter(|id| how.members.contains(*id));
@@ -43,13 +48,31 @@ impl Maker for MixedMaker {
             members: ReplicaSet::of(ids.iter().copied()),
             ..how
         };
-        let tcp: BoxedFabric = Box::new(self.tcp.open_with(me, of(&far)));
+        let tcp: BoxedFabric = match is_second {
+            true => Box::new(self.tcp.open_second_with(me, of(&far))),
+            false => Box::new(self.tcp.open_with(me, of(&far))),
+        };
         let mut parts = vec![(tcp, far)];
         if me.0 < 2 {
-            let shm = self.shm.open_with(me, of(&near));
+            let shm = match is_second {
+                true => self.shm.open_second_with(me, of(&near)),
+                false => self.shm.open_with(me, of(&near)),
+            };
             parts.push((Box::new(shm), near));
         }
         Mixed::new(parts).expect("no peer twice")
+    }
+}
+
+impl Maker for MixedMaker {
+    type Fabric = Mixed;
+
+    fn open_with(&mut self, me: ReplicaId, how: How) -> Mixed {
+        self.put_together(me, how, false)
+    }
+
+    fn open_second(&mut self, me: ReplicaId) -> Mixed {
+        self.put_together(me, How::default(), true)
     }
 
     fn address(&self, of: ReplicaId) -> String {
@@ -80,6 +103,33 @@ fn peers_of_tcp_come_and_go() {
 fn peers_of_shm_come_and_go() {
     peers_come_and_go(ShmMaker::new());
 }
+
+/// A second process of a replica can be opened on these.
+macro_rules! second_processes {
+    ($module:ident, $maker:expr) => {
+        mod $module {
+            #[allow(unused_imports, reason = "a maker may need none")]
+            use super::*;
+
+            #[test]
+            fn is_refused_while_the_first_lives() {
+                crate::contract::a_second_process_is_refused_while_the_first_lives($maker);
+            }
+
+            #[test]
+            fn that_was_replaced_does_not_come_back() {
+                crate::contract::a_process_that_was_replaced_does_not_come_back($maker);
+            }
+        }
+    };
+}
+#[cfg(feature = "ofi")]
+pub(crate) use second_processes;
+
+second_processes!(a_second_process_over_tcp, TcpMaker::new());
+second_processes!(a_second_process_over_tls, TcpMaker::encrypted());
+second_processes!(a_second_process_over_shm, ShmMaker::in_directory());
+second_processes!(a_second_process_over_mixed, MixedMaker::in_directory());
 
 #[test]
 fn nine_reach_each_other_over_tcp() {

@@ -5,11 +5,18 @@ use plover_fabric::keys::PrivateKey;
 use plover_fabric::{Keys, ShmConfig, ShmFabric, ShmPlace, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Size of the log rings.
 pub const LOG_RING_BYTES: usize = 64 << 10;
+
+/// The number of a process, as each start of a replica draws one.
+pub fn next_process() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Opens TCP fabrics that share one set of addresses.
 pub struct TcpMaker {
@@ -44,7 +51,14 @@ impl TcpMaker {
         let mut config = TcpConfig::new("test", me, listen, peers);
         config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
         config.keys = self.keys.get(usize::from(me.0)).cloned();
+        config.process = next_process();
         config
+    }
+
+    pub fn open_second_with(&self, me: ReplicaId, how: How) -> TcpFabric {
+        let mut config = self.config(me, how);
+        config.listen.set_port(0);
+        TcpFabric::new(config).expect("loopback works")
     }
 }
 
@@ -53,6 +67,10 @@ impl Maker for TcpMaker {
 
     fn open_with(&mut self, me: ReplicaId, how: How) -> TcpFabric {
         TcpFabric::new(self.config(me, how)).expect("loopback works")
+    }
+
+    fn open_second(&mut self, me: ReplicaId) -> TcpFabric {
+        self.open_second_with(me, How::default())
     }
 
     fn address(&self, of: ReplicaId) -> String {
@@ -152,8 +170,21 @@ impl ShmMaker {
         let mut config = ShmConfig::new(self.group.clone(), me, peers.collect());
         config.place = self.place.clone();
         config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
+        config.process = next_process();
         (self.tune)(&mut config);
         config
+    }
+
+    /// The first one's name is taken away, as if it were on another host.
+    pub fn open_second_with(&mut self, me: ReplicaId, how: How) -> ShmFabric {
+        let directory = self.directory.as_ref().expect("files").path();
+        let files = std::fs::read_dir(directory).expect("a directory");
+        let paths = files.map(|file| file.expect("a file").path());
+        let name = format!("-{}.sock", me.0);
+        let is_own = |path: &PathBuf| path.to_string_lossy().ends_with(&name);
+        let own = paths.into_iter().find(is_own).expect("the first one");
+        std::fs::remove_file(own).expect("removed");
+        self.open_with(me, how)
     }
 }
 
@@ -162,6 +193,10 @@ impl Maker for ShmMaker {
 
     fn open_with(&mut self, me: ReplicaId, how: How) -> ShmFabric {
         ShmFabric::new(self.config(me, how)).expect("this machine has memory files")
+    }
+
+    fn open_second(&mut self, me: ReplicaId) -> ShmFabric {
+        self.open_second_with(me, How::default())
     }
 
     fn address(&self, of: ReplicaId) -> String {

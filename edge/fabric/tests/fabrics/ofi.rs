@@ -1,7 +1,7 @@
 //! The contract suite on libfabric's software providers, and what is special about them.
 
 use crate::contract::{How, Maker, everyone_reaches_everyone, fabric_contract, peers_come_and_go};
-use crate::makers::{LOG_RING_BYTES, free_addresses, members};
+use crate::makers::{LOG_RING_BYTES, free_addresses, members, next_process};
 use crate::processes::{self, Process};
 use plover_fabric::ofi::{OfiConfig, OfiError, OfiFabric};
 use plover_fabric::{BoxedFabric, Spin};
@@ -30,6 +30,7 @@ impl OfiMaker {
         let mut config = OfiConfig::new("test", me, listen, peers, self.provider);
         config.spin = self.spin;
         config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
+        config.process = next_process();
         config
     }
 }
@@ -39,6 +40,12 @@ impl Maker for OfiMaker {
 
     fn open_with(&mut self, me: ReplicaId, how: How) -> OfiFabric {
         OfiFabric::new(self.config(me, how)).expect("a software provider works everywhere")
+    }
+
+    fn open_second(&mut self, me: ReplicaId) -> OfiFabric {
+        let mut config = self.config(me, How::default());
+        config.listen.set_port(0);
+        OfiFabric::new(config).expect("a software provider works everywhere")
     }
 
     fn wakes(&self) -> bool {
@@ -57,6 +64,8 @@ fabric_contract!(
     OfiMaker::new("tcp;ofi_rxm", Spin::Adaptive)
 );
 fabric_contract!(shm, OfiMaker::new("shm", Spin::Adaptive));
+
+crate::second_processes!(a_second_process, OfiMaker::new("tcp", Spin::Never));
 
 /// Not nine, as over the other fabrics: opening 144 ports takes seconds.
 #[test]

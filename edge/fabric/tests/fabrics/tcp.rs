@@ -43,6 +43,31 @@ fn a_refusal_is_known_to_both_sides() {
     });
 }
 
+/// The side that dials refuses a process that was replaced, and the process that is dialled learns that, too.
+#[test]
+fn a_replaced_process_that_is_dialled_learns_it() {
+    let maker = TcpMaker::new();
+    let first = open(maker.config(R1, How::default()));
+    let second = maker.open_second_with(R1, How::default());
+    let places = [&first, &second].map(|it| it.listen_address().unwrap().to_string());
+    let mut fabrics = [open(maker.config(R0, How::default())), first, second];
+    for (n, place) in [(1, &places[0]), (2, &places[1])] {
+        fabrics[0].set_peer(R1, Some(place)).unwrap();
+        drive(&mut fabrics, |fabrics, _| {
+            fabrics[0].is_up(R1) && fabrics[n].is_up(R0)
+        });
+    }
+    fabrics[0].set_peer(R1, Some(&places[0])).unwrap();
+    let says = |why: Option<String>| {
+        why.is_some_and(|why| why.contains("both have lived at the same time"))
+    };
+    drive(&mut fabrics, |fabrics, events| {
+        assert!(!events[0].contains(&FabricEvent::Up(R1)), "{events:?}");
+        says(fabrics[0].refusal(R1)) && says(fabrics[1].refusal(R0))
+    });
+    assert!(fabrics.iter().all(|fabric| fabric.twin().is_none()));
+}
+
 #[test]
 fn connections_that_are_no_replicas_do_no_harm() {
     strangers_do_no_harm(TcpMaker::new(), |maker| {

@@ -236,8 +236,10 @@ impl Body {
         let peers = self.replica.members().iter();
         let refused = peers.filter_map(|peer| {
             let why = self.fabric.as_ref()?.refusal(peer)?;
-            Some((peer.0.to_string(), why.into()))
+            Some((peer, why))
         });
+        let refused = refused.chain(self.set_aside.clone());
+        let refused = refused.map(|(peer, why)| (peer.0.to_string(), why.into()));
         serde_json::Value::Object(refused.collect())
     }
 
@@ -246,6 +248,9 @@ impl Body {
         let status = self.replica.status();
         let ids: Vec<String> = status.in_sync.iter().map(|id| id.0.to_string()).collect();
         let role = match status.role {
+            _ if self.set_aside.is_some() => {
+                "takes no part: another process of this replica does".into()
+            }
             Role::Recovering if self.waits_to_be_added() => {
                 "belongs to no group yet: waits for the other replicas of a new one, or to be added"
                     .into()

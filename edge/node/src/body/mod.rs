@@ -17,6 +17,7 @@ mod relay;
 mod reload;
 mod resize;
 mod restore;
+mod second;
 mod sources;
 mod waiting;
 mod work;
@@ -52,7 +53,7 @@ use crate::uplink::Uplink;
 use plover_disk::Disks;
 use plover_fabric::{BoxedFabric, Keys};
 use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
-use plover_types::{Micros, PageLayout, PageNo, SyncNo};
+use plover_types::{Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
@@ -129,6 +130,8 @@ struct Body {
     events: VecDeque<Event>,
     storage: Storage,
     fabric: Option<BoxedFabric>,
+    /// The peer that takes another process for this replica, and its words: this process takes no part (`second`).
+    set_aside: Option<(ReplicaId, String)>,
     /// Reports of processes that have died on hosts that live.
     deaths: Option<Reports>,
     supervisor: Pid,
@@ -225,6 +228,7 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
     fn run(&mut self) -> Result<(), BoxError> {
+        self.meet_peers()?;
         self.apply(Event::Tick)?;
         self.look_at_uplink()?;
         self.storage.submit();

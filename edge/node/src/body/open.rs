@@ -74,7 +74,7 @@ impl Body {
             specs => Some(Disks::open(specs, &config.disk_journal())?),
         };
         let keys = group.keys()?;
-        let mut fabric = crate::fabric::open(&group, keys.clone())?;
+        let mut fabric = crate::fabric::open(&group, keys.clone(), process.number)?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
             fabric.as_ref().map_or(1 << 20, max)
@@ -118,6 +118,7 @@ impl Body {
             storage,
             packer: Packer::new(config.policy.compresses(), record_bytes_max),
             fabric,
+            set_aside: None,
             deaths,
             supervisor: process.supervisor,
             service: Service::from_environment(process.supervisor),

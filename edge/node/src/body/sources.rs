@@ -30,6 +30,15 @@ impl Body {
         if let Some(fabric) = &mut self.fabric {
             fabric.progress(&mut happened);
         }
+        self.take_fabric_events(happened)?;
+        self.give_way()?;
+        Ok(())
+    }
+
+    pub(super) fn take_fabric_events(
+        &mut self,
+        happened: Vec<FabricEvent>,
+    ) -> Result<(), BoxError> {
         for event in happened {
             match event {
                 FabricEvent::Up(peer) => self.on_link(peer, true)?,
@@ -102,7 +111,7 @@ impl Body {
     }
 
     /// A link has come up or gone down. What came over it before is dealt with before.
-    fn on_link(&mut self, peer: ReplicaId, up: bool) -> Result<(), BoxError> {
+    pub(super) fn on_link(&mut self, peer: ReplicaId, up: bool) -> Result<(), BoxError> {
         while let Some((from, bytes)) = self.bulk.pop() {
             self.take_record(from, Lane::Bulk, bytes)?;
         }

@@ -47,10 +47,12 @@ pub fn run(
     let keys = config.group.keys()?;
     let address = serve(ip, files.clone(), keys.clone())
         .map_err(|e| format!("cannot listen for the other replicas at {ip}: {e}"))?;
-    let fabric = match plover_node::open_fabric(&config.group, keys.clone())? {
-        Some(fabric) => fabric,
-        None => alone(&config, me)?,
-    };
+    let fabric =
+        match plover_node::open_fabric(&config.group, keys.clone(), plover_fabric::draw_process())?
+        {
+            Some(fabric) => fabric,
+            None => alone(&config, me)?,
+        };
     let log = paths.state_dir.join("log");
     let name = &config.group.name;
     let mut server = Server::in_directory(config.log(), fabric, LogOnly, &log, name)?;

@@ -216,6 +216,66 @@ pub fn both_up(events: &[Vec<FabricEvent>]) -> bool {
     events[0].contains(&FabricEvent::Up(R[1])) && events[1].contains(&FabricEvent::Up(R[0]))
 }
 
+/// A second process of a replica gets no link while the first one lives, and both sides say why. When the first one has
+/// ended, the second is as good as a restarted one.
+pub fn a_second_process_is_refused_while_the_first_lives<M: Maker>(mut maker: M) {
+    let mut fabrics = vec![maker.open(R[0]), maker.open(R[1])];
+    drive(&mut fabrics, |_, events| both_up(events));
+    fabrics.push(maker.open_second(R[0]));
+    drive(&mut fabrics, |fabrics, events| {
+        assert!(events.iter().all(Vec::is_empty), "{events:?}");
+        fabrics[2].twin().is_some()
+    });
+    let (by, why) = fabrics[2].twin().expect("refused");
+    assert_eq!(by, R[1]);
+    assert!(
+        why.contains("linked to another process of this replica"),
+        "{why}"
+    );
+    assert_eq!(fabrics[2].refusal(R[1]), Some(why));
+    assert!(fabrics[1].stats().rejected > 0);
+    assert!(fabrics[0].twin().is_none() && fabrics[1].twin().is_none());
+    assert_eq!(fabrics[0].write(R[1], Lane::Log, b"the first"), Ok(()));
+    fabrics[0].flush();
+    let is_first = |event: &FabricEvent| matches!(event, FabricEvent::Record { bytes, .. } if bytes == b"the first");
+    drive(&mut fabrics, |_, events| events[1].iter().any(is_first));
+    drop(fabrics.remove(0));
+    let links = [FabricEvent::Down(R[0]), FabricEvent::Up(R[0])];
+    drive(&mut fabrics, |_, events| {
+        assert!(links.starts_with(&events[0]), "{events:?}");
+        events[0] == links && events[1].contains(&FabricEvent::Up(R[1]))
+    });
+}
+
+/// A process whose place another one has taken gets no link any more. Where it was linked, it is not told to give up.
+pub fn a_process_that_was_replaced_does_not_come_back<M: Maker>(mut maker: M) {
+    let mut first = maker.open(R[0]);
+    let mut fabrics = [maker.open(R[1]), maker.open_second(R[0])];
+    let mut events = [Vec::new(), Vec::new()];
+    let start = Instant::now();
+    while !both_up(&events) {
+        assert!(start.elapsed() < DEADLINE, "reported: {events:?}");
+        first.progress(&mut events[0]);
+        fabrics[0].progress(&mut events[1]);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    // The first one stands still while the second comes.
+    fabrics[0].cut(R[0], "nonsense");
+    let up = FabricEvent::Up(R[0]);
+    drive(&mut fabrics, |_, events| events[0].contains(&up));
+    let mut came = Vec::new();
+    let mut refused = false;
+    drive(&mut fabrics, |_, events| {
+        assert!(events.iter().all(Vec::is_empty), "{events:?}");
+        first.progress(&mut came);
+        let why = first.refusal(R[1]);
+        refused |= why.is_some_and(|why| why.contains("another process of this replica has been"));
+        refused
+    });
+    assert_eq!(came, [FabricEvent::Down(R[1])]);
+    assert_eq!(first.twin(), None);
+}
+
 /// Connections that send something else are turned away, and replicas still find each other. `connect`
 /// makes one to replica 1, on which such a number of bytes can be sent.
 pub fn strangers_do_no_harm<M: Maker>(mut maker: M, connect: impl Fn(&M) -> OwnedFd) {

@@ -32,6 +32,10 @@ pub trait Maker {
     }
     /// Where a replica listens.
     fn address(&self, of: ReplicaId) -> String;
+    /// Opens another process of replica `me` while the first one runs, as on a cloned host.
+    fn open_second(&mut self, me: ReplicaId) -> Self::Fabric {
+        panic!("no second process of replica {me} can listen here");
+    }
     /// Opens a replica as it should be.
     fn open(&mut self, me: ReplicaId) -> Self::Fabric {
         self.open_with(me, How::default())
