@@ -22,6 +22,7 @@
 //! backing files. The replica says what to leave out, and `qemu-img` does.
 
 mod manifest;
+mod memory;
 
 pub use manifest::{DiskFile, ImageFile, Manifest};
 
@@ -32,7 +33,6 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use manifest::{FORMAT, MANIFEST, chain, chain_of, checksum, verify};
 use plover_disk::export::{Base, export};
 use plover_disk::import::Source;
-use plover_types::PAGE_BYTES;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File, Permissions};
@@ -52,9 +52,6 @@ const FROZEN_S: u64 = 15;
 
 /// How often the replica is asked whether the snapshot is still good.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// How often the replica is asked how far the copy of the memory is.
-const COPIED_EVERY: Duration = Duration::from_millis(200);
 
 const STANDS_STILL: &str = "the replica that the backup is read from has ended or stands still: look at its log, and begin \
                             another backup";
@@ -124,7 +121,7 @@ pub fn take(
         bail!("the replicas' roles change just now: try again");
     }
     let memory = match limits.memory {
-        true => Some(copy_memory(control, limits, progress)?),
+        true => Some(memory::copy(control, limits, progress)?),
         false => None,
     };
     let frozen = match limits.quiesce {
@@ -248,47 +245,6 @@ impl<'a> Lease<'a> {
             Err(ControlError::Refused(why)) => bail!("the backup has ended: {why}"),
             Err(error) => bail!("{STANDS_STILL} ({error})"),
         }
-    }
-}
-
-/// How far the copy of the memory is.
-#[derive(Deserialize)]
-struct Copied {
-    owed_pages: u64,
-    is_close: bool,
-}
-
-/// Has the replica copy the guest's memory until little of it is left. The copy lasts as long as the connection.
-fn copy_memory(control: &Control, limits: Limits, progress: &Progress) -> Result<UnixStream> {
-    let request = json!({"op": "copy_memory", "mib_per_s": limits.mib_per_s});
-    let (mut stream, mut answer) = control.open(&request)?;
-    let (mut all, mut told) = (0, 0);
-    loop {
-        let copied: Copied = serde_json::from_value(answer)
-            .context("the replica's answer is not understood: it is of another release")?;
-        all = all.max(copied.owed_pages);
-        let percent = ((all - copied.owed_pages) * 100 / all.max(1)) as u8;
-        if percent >= told + TOLD_EVERY {
-            told = percent;
-            say_percent(
-                progress,
-                "memory: copied",
-                percent - percent % TOLD_EVERY,
-                &format!("{} MiB", (all * PAGE_BYTES as u64) >> 20),
-            );
-        }
-        if copied.is_close {
-            return Ok(stream);
-        }
-        std::thread::sleep(COPIED_EVERY);
-        progress.check()?;
-        answer = match control.ask_again(&mut stream, &json!({})) {
-            Ok(answer) => answer,
-            Err(ControlError::Refused(why)) => {
-                bail!("the copy of the guest's memory has ended: {why}")
-            }
-            Err(error) => bail!("{STANDS_STILL} ({error})"),
-        };
     }
 }
 

@@ -47,6 +47,7 @@ fn back_up(lab: &Lab, dir: &Path, progress: &Progress, quiesce: bool) -> Result<
         mib_per_s: 1024,
         incremental: false,
         quiesce,
+        memory: false,
     };
     let control = lab.control(find(lab, "secondary", progress)?);
     // Folders are named by the second.
@@ -55,7 +56,7 @@ fn back_up(lab: &Lab, dir: &Path, progress: &Progress, quiesce: bool) -> Result<
     let (folder, manifest) = backup::take(&control, &to, limits, progress)?;
     ensure!(manifest.quiesced == quiesce, "the manifest says otherwise");
     let image = to.join("restored.raw");
-    Backup::open(&folder, progress)?.restore(std::slice::from_ref(&image), progress)?;
+    Backup::open(&folder, progress)?.restore(std::slice::from_ref(&image), None, progress)?;
     let needs = needs_recovery(&image)?;
     filesystem::check(&image, 0, &to)?;
     Ok(needs)

@@ -168,7 +168,7 @@ fn fill(path: &Path, ram: &File, bytes: u64, machine: &str) -> Result<Restored, 
         ));
     }
     let tell = |percent: u8| {
-        if percent.is_multiple_of(TOLD_EVERY) {
+        if percent % TOLD_EVERY == 0 {
             let mib = bytes >> 20;
             tracing::info!(
                 event = "restoring",
