@@ -54,7 +54,7 @@ const STATE_BYTES_MAX: u64 = 128 << 20;
 /// The state of a guest's devices and CPUs, and the machine that it is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineState {
-    /// Whatever must be alike in the machine that loads it, in words.
+    /// The parts that must be alike in the machine that loads it, in words.
     pub machine: String,
     /// As the hypervisor serialised it.
     pub devices: Vec<u8>,
@@ -116,7 +116,7 @@ struct State {
 /// The bytes of the whole file; places in it and what belongs there.
 type Last = (u64, Vec<(u64, Vec<u8>)>);
 
-/// What the thread does next.
+/// The thread's next step.
 enum Step {
     Write(u64, Vec<u8>),
     Finish(Last),

@@ -24,8 +24,8 @@ use crate::hello::{Refusal, Session};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long a process with a link has to show that it lives. A host that answers does so within 0.2 s, which is the longest
-/// that its kernel holds back an acknowledgement. One that is cut off costs its link after 0.5 s (`socket.rs`).
+/// The time in which a process with a link has to show that it lives. A host that answers does so within 0.2 s, which is
+/// the longest that its kernel holds back an acknowledgement. One that is cut off costs its link after 0.5 s (`socket.rs`).
 pub const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
 /// A refusal holds for so long without another challenge: a handshake greets on several connections.
@@ -50,7 +50,7 @@ impl Process {
     }
 }
 
-/// What is known of a peer's processes.
+/// A peer's processes, as far as they are known.
 #[derive(Debug, Default)]
 pub struct Processes {
     /// The one that was welcome last.
@@ -71,7 +71,7 @@ struct Contest {
     decided: Option<Instant>,
 }
 
-/// What becomes of a process that greets while another one has a link.
+/// The fate of a process that greets while another one has a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The first one is gone.

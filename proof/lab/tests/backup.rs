@@ -210,7 +210,7 @@ fn prefix(dir: &Path) -> Result<State> {
     State::load(&prefix)
 }
 
-/// What clients wrote before the backup is in the guest's memory alone.
+/// The clients' writes are in the guest's memory alone.
 fn back_up_memory(lab: &mut Lab, progress: &Progress, dir: &Path) -> Result<()> {
     let client = lab.topology().client();
     let set = |key| -> Result<()> {

@@ -10,10 +10,10 @@ use serde_json::json;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How often the replica is asked how far the copy of the memory is.
+/// The pause between two questions about the copy's progress.
 const COPIED_EVERY: Duration = Duration::from_millis(200);
 
-/// How far the copy of the memory is.
+/// The progress of the copy of the memory.
 #[derive(Deserialize)]
 struct Copied {
     owed_pages: u64,

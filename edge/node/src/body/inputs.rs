@@ -29,7 +29,7 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// How many are open of askers that are like this.
+    /// The number of those that are open, of askers that are like this.
     pub(super) fn open(&self, is_so: impl Fn(&Asker) -> bool) -> usize {
         self.open.values().filter(|asker| is_so(asker)).count()
     }

@@ -57,7 +57,7 @@ impl Body {
             "the guest does not boot: it goes on from the memory of a backup, {}",
             self.config.paths.restored_memory().display()
         );
-        // What a reset writes into the memory comes before the backup's.
+        // First, since a reset writes into the memory.
         self.order(VmCommand::Reset);
         None
     }

@@ -20,8 +20,8 @@ use plover_fabric::FabricEvent;
 use plover_types::{Micros, ReplicaId};
 use std::time::Duration;
 
-/// How long a replica that starts waits for its peers before it takes part. A peer has found out whether another process of this
-/// replica lives after some 0.3 s. Only a start beside a peer that is down takes so long.
+/// The time for which a replica that starts waits for its peers before it takes part. A peer has found out whether
+/// another process of this replica lives after some 0.3 s. Only a start beside a peer that is down takes so long.
 const WITHIN: Micros = Micros::from_ms(1000);
 
 impl Body {

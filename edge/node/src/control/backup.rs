@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// How long a backup waits for the sync as of which it is. An idle guest's come twice a second.
+/// The time for which a backup waits for the sync as of which it is. An idle guest's come twice a second.
 const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A snapshot, and what the operator is told of it.
