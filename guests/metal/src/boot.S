@@ -152,15 +152,8 @@ gates:
 
 undefined:
         cmpq $wait_here, (%rsp)
-        je 8f
-# A KVM that emulates ring 0 may take an instruction from here to `fatal` for undefined when a state was loaded whose
-# processor was halted. Nothing is lost: the wait is over.
-        cmpq $gates, (%rsp)
-        jb fatal
-        cmpq $fatal, (%rsp)
-        jae fatal
-        jmp interrupted
-8:      sti
+        jne fatal
+        sti
         hlt
 interrupted:
         mov %r8, %rsp
