@@ -33,7 +33,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-/// Pages that a sync may leave to be read while the guest stands still: 16 MiB, which takes some 5 ms.
+/// Pages that a sync may leave to be read while the guest stands still: 16 MiB.
 const LAST_PAGES_MAX: u32 = 4096;
 
 /// The thread rests while no more pages are owed, since the guest writes some of them again before the next sync.
