@@ -20,7 +20,6 @@
 
 use crate::error::{advice, io_error};
 use crate::health::lock;
-use crate::image::Image;
 use crate::nbd::{self, Backing, Extent};
 use crate::pace::Pace;
 use crate::scratch;
@@ -393,23 +392,6 @@ impl Backing for Export<'_> {
         };
         Ok(vec![((end - offset).min(bytes), kind)])
     }
-
-    fn change(
-        &self,
-        _: u64,
-        _: u64,
-        _: &mut dyn FnMut(&Image) -> io::Result<()>,
-    ) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn busy(&self, _: bool) {}
-
-    fn failed(&self, _: &str, _: &io::Error) {}
 }
 
 /// A whole copy as a file.

@@ -292,23 +292,6 @@ impl Backing for Export<'_> {
         }
         Ok(extents)
     }
-
-    fn change(
-        &self,
-        _: u64,
-        _: u64,
-        _: &mut dyn FnMut(&Image) -> io::Result<()>,
-    ) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn busy(&self, _: bool) {}
-
-    fn failed(&self, _: &str, _: &io::Error) {}
 }
 
 /// The old content of blocks that were written since.

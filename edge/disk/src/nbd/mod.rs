@@ -41,19 +41,24 @@ pub(crate) trait Backing {
     fn extents(&self, _offset: u64, _bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Carries `change` out on the image, when that may be, and notes that these bytes have changed.
+    /// Carries `change` out on the image, when that may be, and notes that these bytes have changed. As it is here, of one
+    /// that is only read, it refuses.
     fn change(
         &self,
-        offset: u64,
-        bytes: u64,
-        change: &mut dyn FnMut(&Image) -> io::Result<()>,
-    ) -> io::Result<()>;
+        _offset: u64,
+        _bytes: u64,
+        _change: &mut dyn FnMut(&Image) -> io::Result<()>,
+    ) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
     /// Makes all changes durable.
-    fn flush(&self) -> io::Result<()>;
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// A request begins or ends.
-    fn busy(&self, busy: bool);
+    fn busy(&self, _busy: bool) {}
     /// A request failed.
-    fn failed(&self, what: &str, error: &io::Error);
+    fn failed(&self, _what: &str, _error: &io::Error) {}
 }
 
 /// Serves until the client leaves or violates the protocol.
