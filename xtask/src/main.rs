@@ -91,6 +91,9 @@ enum Task {
 /// The guests that tests boot.
 const TESTED: [&str; 5] = [guest::DEFAULT, "agent", "metal", "postgres", "storm"];
 
+/// The option of cargo for all that is built over libfabric, whose package not every system has.
+pub(crate) const OFI_FEATURES: &str = "--features=plover/ofi,plover-bench/ofi";
+
 /// Arguments that are passed on as they are.
 #[derive(clap::Args)]
 struct Rest {
@@ -203,31 +206,7 @@ fn run(task: Task) -> Result<ExitCode> {
                 .become_it(),
             _ => Cargo::run("plover-sim").args(rest.arguments).become_it(),
         },
-        Task::Test(rest) => {
-            packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, PROGRAMS, UEFI])?;
-            // The program first: tests of the lab start it, and cargo builds a package's program
-            // only for that package's own tests.
-            if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {
-                return Ok(ExitCode::FAILURE);
-            }
-            let some = rest.arguments.iter().any(|argument| argument == "-p");
-            for name in TESTED {
-                guest::build(name)?;
-            }
-            // A run of everything includes what is off by default.
-            let mut failures = Failures::default();
-            let ofi = !rest.arguments.is_empty() || test_ofi(&mut failures)?;
-            let workspace = Cargo::new("test")
-                .args((!some).then_some("--workspace"))
-                .args(["--no-fail-fast"])
-                .args(rest.arguments)
-                .watched(&mut failures)?;
-            if workspace && ofi {
-                return Ok(ExitCode::SUCCESS);
-            }
-            failures.repeat();
-            Ok(ExitCode::FAILURE)
-        }
+        Task::Test(rest) => test(rest.arguments),
         Task::Verify => verify::all(),
         Task::Fuzz {
             target,
@@ -294,22 +273,41 @@ fn needs_more_programs(arguments: &[OsString]) -> bool {
     }
 }
 
-/// Builds and tests the fabric over libfabric, whose package not every system has. Returns `false` if a
-/// test failed. Without the package, the tests are left out.
-fn test_ofi(failures: &mut Failures) -> Result<bool> {
-    if let Err(error) = packages::ensure(&[OFI]) {
-        eprintln!("x: the feature `ofi` is left out: {error:#}");
-        return Ok(true);
+/// Whether an argument of `cargo test` says that a package is named.
+fn names_package(argument: &OsString) -> bool {
+    let word = argument.to_string_lossy();
+    word.starts_with("-p") || word.starts_with("--package")
+}
+
+/// Runs all tests, or those that the arguments of `cargo test` name.
+fn test(arguments: Vec<OsString>) -> Result<ExitCode> {
+    packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, PROGRAMS, UEFI])?;
+    for name in TESTED {
+        guest::build(name)?;
     }
-    // Only the program's unit tests: the other tests start the program without the feature.
-    let built = Cargo::new("test")
-        .args(["-p", "plover", "--features", "ofi", "--bin", "plover"])
-        .watched(failures)?;
-    let tested = Cargo::new("test")
-        .args(["-p", "plover-fabric", "--features", "ofi"])
-        .args(["--no-fail-fast", "--lib", "--test", "fabrics", "--", "ofi"])
-        .watched(failures)?;
-    Ok(built && tested)
+    let mut tests = Cargo::new("test").args(["--no-fail-fast"]);
+    if arguments.iter().any(names_package) {
+        // Tests of the lab start the program, and cargo builds it only for its own package's tests.
+        if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {
+            return Ok(ExitCode::FAILURE);
+        }
+    } else {
+        // One build for all, with what is off by default: the program is built for its package's tests, and those of
+        // the lab start it as it is. Left to themselves they would build it again, with fewer features.
+        tests = tests
+            .args(["--workspace"])
+            .env("PLOVER_BIN", run::built("plover")?);
+        match packages::ensure(&[OFI]) {
+            Ok(()) => tests = tests.args([OFI_FEATURES]),
+            Err(error) => eprintln!("x: the feature `ofi` is left out: {error:#}"),
+        }
+    }
+    let mut failures = Failures::default();
+    if tests.args(arguments).watched(&mut failures)? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    failures.repeat();
+    Ok(ExitCode::FAILURE)
 }
 
 #[cfg(test)]

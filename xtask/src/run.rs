@@ -31,6 +31,12 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// Where cargo puts a program of this workspace, in the release profile: beside this one.
+pub(crate) fn built(program: &str) -> Result<PathBuf> {
+    let me = std::env::current_exe().context("this program has no path")?;
+    Ok(me.with_file_name(program))
+}
+
 /// A cargo invocation on this workspace, in the release profile.
 pub(crate) struct Cargo(Command);
 
@@ -55,7 +61,7 @@ impl Cargo {
     /// The same for one of several programs of a package.
     pub(crate) fn run_of(package: &str, program: &str) -> Self {
         // The first build takes minutes and shows its progress; later ones only their errors.
-        let built = std::env::current_exe().is_ok_and(|me| me.with_file_name(program).exists());
+        let built = built(program).is_ok_and(|program| program.exists());
         if !built {
             eprintln!("x: building {program}; the first time this takes minutes");
         }
@@ -76,6 +82,11 @@ impl Cargo {
 
     pub(crate) fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.0.args(args);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.0.env(name, value);
         self
     }
 

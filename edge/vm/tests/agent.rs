@@ -1,8 +1,6 @@
 //! The channel to the agent in the guest across syncs: the state of its port and queues is part of the devices' state.
 
-mod common;
-
-use common::{Guest, assert_equal, linux_of, sync};
+use crate::common::{Guest, assert_equal, linux_of, sync};
 use plover_vm::{Machine, QemuConfig, VmCommand};
 use std::time::Duration;
 

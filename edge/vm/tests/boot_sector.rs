@@ -4,9 +4,7 @@
 //! way of writing guest memory is tested too: the processor itself writes, through KVM's own page tables.
 //! The code counts up a word in each of 128 pages, for ever.
 
-mod common;
-
-use common::{Guest, assert_equal, disk, have_kvm, sync};
+use crate::common::{Guest, assert_equal, disk, have_kvm, sync};
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Boot, DiskDevice, Machine, QemuConfig, VmCommand};
 use std::path::Path;
@@ -66,7 +64,7 @@ fn start(dir: &Path, name: &str, accel: Accel, machine: Machine) -> Guest {
         accel,
         mem_mib: 64,
         disks: vec![DiskDevice::default()],
-        ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
+        ..QemuConfig::new(Boot::Firmware, crate::common::GUEST_MAC)
     };
     Guest::start_with(config, Some(disks.attach().unwrap()))
 }

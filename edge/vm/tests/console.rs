@@ -3,9 +3,7 @@
 //! Two programs of a few bytes stand for a guest that reads its console and one that does not. The
 //! machine type is the one whose devices are not reset before a load.
 
-mod common;
-
-use common::{Guest, assert_equal, sync};
+use crate::common::{Guest, assert_equal, sync};
 use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
 use std::io::Write;
 use std::time::Duration;
@@ -83,7 +81,7 @@ fn start(program: &[u8]) -> Guest {
         machine: Machine::Microvm,
         accel: Accel::Tcg,
         mem_mib: 64,
-        ..QemuConfig::new(boot, common::GUEST_MAC)
+        ..QemuConfig::new(boot, crate::common::GUEST_MAC)
     });
     guest.order(VmCommand::Resume);
     guest.wait_console("!");

@@ -1,8 +1,6 @@
 //! Guests with disks: a real QEMU, its disks served from here. Two guests are synced while they write.
 
-mod common;
-
-use common::{Guest, assert_equal, disk, linux, sync};
+use crate::common::{Guest, assert_equal, disk, linux, sync};
 use plover_types::{DISK_BLOCK_BYTES, PageSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent};
 use std::os::unix::fs::FileExt;
@@ -119,7 +117,7 @@ fn firmware_boots_from_every_bus() {
                 bus,
                 ..DiskDevice::default()
             }],
-            ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
+            ..QemuConfig::new(Boot::Firmware, crate::common::GUEST_MAC)
         };
         let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
         guest.order(VmCommand::Resume);
@@ -164,7 +162,7 @@ fn a_disk_grows_under_its_guest() {
         (Machine::Q35, DiskBus::Virtio, "vda"),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let mut disks = common::disk_that_grows(dir.path(), "a", DISK_BYTES, 2 * GROWN);
+        let mut disks = crate::common::disk_that_grows(dir.path(), "a", DISK_BYTES, 2 * GROWN);
         let mut guest = Guest::start_with(with_disk(machine, bus), Some(disks.attach().unwrap()));
         guest.order(VmCommand::Resume);
         guest.wait_console("plover-guest: ready");

@@ -1,8 +1,6 @@
 //! Faults of a hypervisor: it dies, lacks a symbol, shuts down, or swallows frames.
 
-mod common;
-
-use common::{Guest, linux, ping, pong, sync};
+use crate::common::{Guest, linux, ping, pong, sync};
 use plover_types::{Frame, PageSet};
 use plover_vm::{Accel, AtEnd, GuestEnd, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
 use std::collections::BTreeSet;

@@ -4,9 +4,7 @@
 //! switch), a steady writer, Redis, and pings at different moments. Each sync must leave every page
 //! equal, and after the last one the overwritten guest must go on as the other one would.
 
-mod common;
-
-use common::{Guest, Synced, assert_equal, linux, ping, sync};
+use crate::common::{Guest, Synced, assert_equal, linux, ping, sync};
 use plover_vm::{Machine, VmCommand};
 use std::time::Duration;
 

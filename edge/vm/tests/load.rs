@@ -1,8 +1,6 @@
 //! Loading device state: its effect on a guest, and remains of the state before.
 
-mod common;
-
-use common::{Guest, assert_equal, linux, sync};
+use crate::common::{Guest, assert_equal, linux, sync};
 use plover_types::{PAGE_BYTES, PageNo};
 use plover_vm::{Accel, Machine, QemuConfig, VmCommand, VmEvent};
 use std::time::Duration;

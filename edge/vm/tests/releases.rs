@@ -1,9 +1,7 @@
 //! Guests of two releases of QEMU take each other's state, if their machines have the same versioned type and the same
 //! processor (docs/decisions/0054). Needs Debian 13's QEMU in the cache: `guests/newer-qemu`.
 
-mod common;
-
-use common::{Guest, assert_equal, linux, sync};
+use crate::common::{Guest, assert_equal, linux, sync};
 use plover_vm::{Accel, Machine, QemuConfig, VmCommand};
 use std::path::{Path, PathBuf};
 use std::process::Command;

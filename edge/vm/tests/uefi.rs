@@ -1,8 +1,6 @@
 //! A guest under UEFI: its firmware, with its variables, is in its memory.
 
-mod common;
-
-use common::{Guest, assert_equal, disk, sync};
+use crate::common::{Guest, assert_equal, disk, sync};
 use plover_types::DISK_BLOCK_BYTES;
 use plover_vm::{Accel, Boot, DiskDevice, Firmware, Machine, QemuConfig, VmCommand};
 use std::path::Path;
@@ -15,7 +13,7 @@ fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
         mem_mib: 128,
         firmware: Firmware::Uefi,
         disks: vec![DiskDevice::default()],
-        ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
+        ..QemuConfig::new(Boot::Firmware, crate::common::GUEST_MAC)
     };
     let mut disks = disk(dir, name, 256 * DISK_BLOCK_BYTES as u64);
     let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));

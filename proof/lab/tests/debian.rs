@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! ./x guests debian postgres
-//! ./x test -p plover-lab-proof --test debian -- --ignored --nocapture
-//! ./x test -p plover-lab-proof --test debian -- --ignored --nocapture by_uefi
+//! ./x test -p plover-lab-proof debian:: -- --ignored --nocapture
+//! ./x test -p plover-lab-proof debian:: -- --ignored --nocapture by_uefi
 //! ```
 
 use anyhow::{Result, ensure};

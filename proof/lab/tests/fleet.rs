@@ -2,7 +2,7 @@
 //! write is there in the end, no connection was reset, and one replica sends at a time (`prove`).
 //!
 //! It takes some minutes, and needs the packages pacemaker, corosync, crmsh and pacemaker-cli-utils:
-//! `cargo test --release -p plover-lab-proof --test fleet -- --ignored --nocapture`
+//! `cargo test --release -p plover-lab-proof fleet:: -- --ignored --nocapture`
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::Fault;

@@ -5,7 +5,7 @@
 //! telling faults. To run all policies under all faults:
 //!
 //! ```text
-//! ./x test -p plover-lab-proof --test policies -- --ignored
+//! ./x test -p plover-lab-proof policies:: -- --ignored
 //! ```
 
 use anyhow::{Result, ensure};

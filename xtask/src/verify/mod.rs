@@ -55,17 +55,19 @@ fn metal(arguments: &[&str]) -> Result<()> {
 fn lints() -> Result<()> {
     tool("clippy", "clippy")?;
     let mut cargo = run::cargo();
+    // The profile of the tests: what libraries in C and macros need is then built once for both.
     cargo.args([
         "clippy",
         "--quiet",
         "--locked",
+        "--release",
         "--workspace",
         "--all-targets",
     ]);
     // Installs nothing. The code over libfabric is checked only where its headers are.
     let ofi = packages::are_there(&[packages::OFI]);
     cargo.arg("--features=xtask/book");
-    cargo.args(ofi.then_some("--features=plover/ofi,plover-bench/ofi"));
+    cargo.args(ofi.then_some(crate::OFI_FEATURES));
     cargo
         .args(["--", "-D", "warnings"])
         .current_dir(run::root());
@@ -75,6 +77,7 @@ fn lints() -> Result<()> {
         "clippy",
         "--quiet",
         "--locked",
+        "--release",
         "--package=plover",
         "--no-default-features",
         "--",

@@ -1,6 +1,5 @@
 //! Shared by the tests with a real QEMU: a guest to wait on, a sync, a comparison of the whole memory,
 //! and frames that a guest answers.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 mod frames;
 

@@ -1,0 +1,13 @@
+//! Tests on real QEMU, in one program: each file of its own would be linked on its own.
+
+mod common;
+
+mod agent;
+mod boot_sector;
+mod console;
+mod disks;
+mod hypervisor;
+mod linux_sync;
+mod load;
+mod releases;
+mod uefi;
