@@ -305,7 +305,7 @@ fn every_policy_holds() {
             ..Options::default()
         };
         // The hybrid policy has the most ways to release.
-        let seeds = if *preset == HYBRID { 1000 } else { 150 };
+        let seeds = if *preset == HYBRID { 500 } else { 150 };
         all_heal(5000, seeds, options);
     }
 }
@@ -364,7 +364,7 @@ const PAIR: Options = Options {
 /// one takes over were reached.
 #[test]
 fn two_replicas_hold() {
-    let coverage = all_heal(0, 600, PAIR);
+    let coverage = all_heal(0, 300, PAIR);
     let moments = [
         "pair: one took over alone",
         "plot: left behind",
@@ -380,7 +380,7 @@ fn two_replicas_hold() {
 /// The same with links that fail: both may lead, and one does in the end.
 #[test]
 fn two_replicas_that_were_parted_are_one_again() {
-    let coverage = all_heal(0, 600, Options { cuts: true, ..PAIR });
+    let coverage = all_heal(0, 300, Options { cuts: true, ..PAIR });
     let moments = [
         "pair: took over after links failed",
         "pair: two send as the guest",
@@ -428,7 +428,7 @@ fn leaders_die_in_every_area_of_figure_4() {
             "area D: before the end mark",
             "area D: after the end mark",
         ];
-        reaches(&all_heal(9000, 300, options), &areas);
+        reaches(&all_heal(9000, 150, options), &areas);
     }
 }
 
