@@ -11,13 +11,12 @@
 //! eight years is told of the present round at once. Whatever the distance, it can be told after a while: the
 //! link comes back every two seconds, and the bound has grown.
 //!
-//! **No peer gets far.** To reach the highest round, 2^56, a peer of two correct replicas has to lie to both for a thousand years; each restart of one
-//! of them saves it 268 seconds. In the meantime it does no more harm than any replica that wants to lead without end.
+//! **No peer gets far.** To reach the highest round, 2^56, a peer of two correct replicas has to lie to both for a thousand years. Each restart of one
+//! of them saves it 268 seconds.
 //!
-//! **A correct peer pays for what it repeats.** Two correct replicas that hear the same liar may tell each other what it has told one of
-//! them. Neither has been raised by more than the liar may raise it, so each affords the other's word. Two cases take longer, and pass: one of the two
-//! has started again meanwhile, and the liar had another 268 seconds' worth with it; or it knows no round at all, and has to be
-//! raised from the beginning.
+//! **Correct peers repeat what a liar has told them**, and it counts as theirs. The liar may raise two replicas by the same amount, and each may raise the
+//! other by as much, so neither refuses the other. In two cases it does, for a while: the other one has started again, and the liar could
+//! raise it by [`AT_ONCE`] once more (268 seconds); or this one was away, or has lost its state, while the liar raised the other (as long as that went on).
 
 use crate::{Apus, Contradiction};
 use plover_types::{Micros, ReplicaId};
