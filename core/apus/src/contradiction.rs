@@ -40,6 +40,14 @@ pub enum Contradiction {
         /// The newest committed entry here.
         committed: Viewstamp,
     },
+    /// It names a round that no group can have reached since this replica last heard of one (see `rounds`).
+    #[error("round {told}, although {known} is the highest known here: no group counts so fast")]
+    Ahead {
+        /// Its round.
+        told: u64,
+        /// The highest that this replica has heard of.
+        known: u64,
+    },
     /// It sends more than a leader keeps.
     #[error("entries without end: {held} bytes of them are not reclaimed")]
     Endless {

@@ -1,6 +1,6 @@
 //! From events to the parts of the protocol that they concern.
 
-use crate::message::{self, Message};
+use crate::message::{self, Batch, Message};
 use crate::{Apus, Role};
 use crate::{Command, Contradiction, DurableState};
 use plover_types::{Micros, ReplicaId};
@@ -32,6 +32,21 @@ impl Apus {
         let Some((message, entries)) = message::decode(bytes, from) else {
             return self.refuse(from, Contradiction::Malformed, out);
         };
+        if let Err(why) = self.check_round(now, from, message.round()) {
+            return self.refuse(from, why, out);
+        }
+        let known = self.round_max;
+        self.take(now, from, (message, entries), out);
+        self.raised.note(from, self.round_max - known);
+    }
+
+    fn take(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        (message, entries): (Message, Batch<'_>),
+        out: &mut Vec<Command>,
+    ) {
         match message {
             Message::Append(append) => self.on_append(now, from, append, entries, out),
             Message::Ack(ack) => self.on_ack(now, from, ack, out),

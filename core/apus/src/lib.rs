@@ -127,6 +127,7 @@ mod quorum_selection;
 mod recovery;
 mod replicate;
 mod resign;
+mod rounds;
 mod silence;
 mod start;
 mod version;
@@ -149,6 +150,7 @@ use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Views
 use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
 use recovery::Recovery;
+use rounds::Raised;
 use version::Told;
 
 /// The state of a replica, with the data that exists only in that state.
@@ -179,6 +181,7 @@ pub struct Apus {
     generation: View,
     /// The highest round heard of; the next view takes a higher one.
     round_max: u64,
+    raised: Raised,
     holds_state: bool,
     /// See [`Apus::set_expects_state`].
     expects_state: bool,

@@ -89,6 +89,28 @@ pub(crate) enum Message {
     },
 }
 
+impl Message {
+    /// The highest round that the receiver may take over from it.
+    pub(crate) fn round(&self) -> u64 {
+        let view = match self {
+            Self::Append(append) => append.view,
+            Self::Refuse { view, promised } => *view.max(promised),
+            Self::Grant(grant) => grant.promised.max(grant.generation),
+            Self::Ack(Ack { view, .. })
+            | Self::Gap(Gap { view, .. })
+            | Self::Prepare { view }
+            | Self::Promise { view, .. }
+            | Self::Fetch { view, .. }
+            | Self::Suffix(Suffix { view, .. })
+            | Self::Resigned { view, .. } => *view,
+            Self::Recovery(request) => request.promised,
+            Self::RecoveryResponse(response) => response.promised,
+            Self::PreVote { .. } => View::NONE,
+        };
+        view.round()
+    }
+}
+
 /// Entries after an entry. Without entries it is a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Append {

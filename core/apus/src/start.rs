@@ -7,6 +7,7 @@ use crate::log::Log;
 use crate::milestone::Milestones;
 use crate::pool::Pool;
 use crate::recovery::Recovery;
+use crate::rounds::Raised;
 use crate::version::Told;
 use crate::{Apus, Config, Configuration, Durability, Members, Role, Start};
 use plover_types::{Index, Micros, ReplicaSet, SplitMix64, View, Viewstamp};
@@ -54,6 +55,7 @@ impl Apus {
             milestones,
             generation,
             round_max: promised.round(),
+            raised: Raised::new(now),
             holds_state: false,
             expects_state: false,
             abstains: false,

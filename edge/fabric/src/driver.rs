@@ -88,6 +88,10 @@ pub trait Transport: Handshake {
         lane: Lane,
         record: &[u8],
     ) -> Result<bool, Loss>;
+    /// Bytes that it adds to each record, besides the ring's framing.
+    fn extra_bytes(&self) -> usize {
+        0
+    }
     /// Takes in and delivers what has come on one lane.
     fn serve(
         &mut self,
@@ -390,7 +394,8 @@ impl<T: Transport> Fabric for RingFabric<T> {
     }
 
     fn record_bytes_max(&self, lane: Lane) -> usize {
-        self.context.capacity(lane).record_bytes_max()
+        let max = self.context.capacity(lane).record_bytes_max();
+        max.saturating_sub(self.transport.extra_bytes())
     }
 
     fn stats(&self) -> FabricStats {
@@ -436,6 +441,11 @@ impl<T: Transport> RingFabric<T> {
     /// The link to the first peer.
     pub(crate) fn link(&self) -> &T::Up {
         self.peers[0].up().expect("up")
+    }
+
+    #[cfg(feature = "ofi")]
+    pub(crate) fn link_mut(&mut self) -> &mut T::Up {
+        self.peers[0].up_mut().expect("up")
     }
 
     pub(crate) fn links(&self) -> impl Iterator<Item = &T::Up> {

@@ -6,7 +6,7 @@ use apus::{Apus, Command, Contradiction, Durability, Entry, EntryKind, Event, Me
 use plover_types::{Index, ReplicaSet, Viewstamp, wire};
 
 /// The peers that are refused, and why.
-fn refused(commands: &[Command]) -> Vec<(u8, Contradiction)> {
+pub fn refused(commands: &[Command]) -> Vec<(u8, Contradiction)> {
     let refused = commands.iter().filter_map(|command| match command {
         Command::Refuse { peer, why } => Some((peer.0, *why)),
         _ => None,

@@ -4,6 +4,7 @@
 mod group;
 mod lies;
 mod replica;
+mod rounds;
 
 use apus::{Command, Durability, Entry, Event, Phase};
 use group::TIMEOUT;

@@ -12,6 +12,7 @@ pub const ME: ReplicaId = ReplicaId(2);
 // The tags of messages, in the order of their declaration.
 pub const APPEND: u8 = 0;
 pub const ACK: u8 = 1;
+pub const REFUSE: u8 = 3;
 pub const PRE_VOTE: u8 = 4;
 pub const GRANT: u8 = 5;
 pub const PREPARE: u8 = 6;

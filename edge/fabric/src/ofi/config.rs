@@ -29,7 +29,8 @@ pub struct OfiConfig {
     /// record takes at most half. A link takes twice this of memory here: the ring, and the copy that
     /// outgoing writes are taken from. RDMA hardware pins both.
     pub ring_bytes: [usize; 2],
-    /// The keys for the handshake under TLS. Without them every peer is believed. Records are never encrypted.
+    /// The keys for the handshake under TLS, from which those of the records follow. Without them every peer is believed, and
+    /// records are written as they are.
     pub keys: Option<Arc<Keys>>,
     /// Names this process, as [`TcpConfig::process`](crate::TcpConfig::process).
     pub process: u64,

@@ -4,6 +4,7 @@ use super::doorbell::Doorbell;
 use super::inbound::Inbound;
 use super::native::{Address, Event, NativeError, Port, Posted, Provider, Run};
 use super::outbound::Outbound;
+use super::seal::{Opener, Sealer, Secrets, TAG_BYTES};
 use crate::Lane;
 use crate::context::{Context, Loss, Share};
 use crate::hello::Session;
@@ -29,7 +30,9 @@ pub struct End {
     lane: Lane,
     port: Port,
     inbound: Inbound,
-    outbound: Outbound,
+    pub(super) outbound: Outbound,
+    /// With keys: they seal and open the records.
+    pub(super) seal: Option<(Sealer, Opener)>,
     token: Option<crate::poll::Token>,
     /// Whether an arrival would show on the descriptor.
     armed: bool,
@@ -67,6 +70,7 @@ impl End {
             port,
             inbound: Inbound::new(capacity, session.salt(peer, lane)),
             outbound: Outbound::new(capacity, session.salt(context.me, lane), &provider.traits),
+            seal: None,
             token,
             armed: false,
             left_over: false,
@@ -80,6 +84,21 @@ impl End {
     /// Names the peer's end.
     pub fn connect(&mut self, peer: &Address) -> Result<(), NativeError> {
         self.port.connect(peer)
+    }
+
+    /// The memory that the peer writes.
+    #[cfg(test)]
+    pub(super) fn inbound_memory(&self) -> &crate::mapping::Mapping {
+        &self.port.inbound
+    }
+
+    /// Seals the records of this session from the first one on.
+    pub fn seal(&mut self, me: ReplicaId, session: Session, secrets: &Secrets) {
+        let (peer, lane) = (self.peer, self.lane);
+        self.seal = Some((
+            secrets.sealer(session, me, peer, lane),
+            secrets.opener(session, peer, me, lane),
+        ));
     }
 
     /// Whether the peer's first doorbell has come.
@@ -102,9 +121,14 @@ impl End {
 
     /// Queues one record; `false` if the peer's ring has no room for it.
     pub fn write(&mut self, record: &[u8]) -> bool {
-        let memory = &self.port.outbound;
+        let (memory, writer) = (&self.port.outbound, &mut self.outbound.writer);
         let copy = |offset, bytes: &[u8]| memory.copy_in(offset, bytes);
-        self.outbound.writer.put(record, copy)
+        match &mut self.seal {
+            // A record that is refused must not be sealed: the reader would count on without it.
+            Some(_) if !writer.takes(record.len() + TAG_BYTES) => false,
+            Some((sealer, _)) => writer.put(sealer.seal(record, writer.tail()), copy),
+            None => writer.put(record, copy),
+        }
     }
 
     /// Posts what was queued, as far as the provider takes it.
@@ -185,9 +209,14 @@ impl End {
         // Bytes that the provider wrote before it rang are in memory before we look.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         let (inbound, memory) = (&mut self.inbound, &self.port.inbound);
+        let (lane, seal) = (self.lane, &mut self.seal);
         let share = &mut Share::default();
-        self.left_over |= context.deliver(self.peer, self.lane, share, |pool| {
-            Ok(inbound.look(memory, pool))
+        self.left_over |= context.deliver(self.peer, lane, share, |pool| {
+            let at = inbound.head();
+            match (inbound.look(memory, pool), &mut *seal) {
+                (Some(record), Some((_, opener))) => Ok(Some(opener.open(record, at, lane)?)),
+                (record, _) => Ok(record),
+            }
         })?;
         if !self.left_over && self.inbound.is_stuck(now) {
             let what = "bytes that the peer announced never became a record";

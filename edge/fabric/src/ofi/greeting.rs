@@ -12,9 +12,11 @@
 //!
 //! libfabric has no way to tell the peer which memory key to write with, and reliable
 //! unconnected endpoints do not show when the other end dies. The connection does both: it
-//! carries this message once each way, then a byte now and then, and its end is the link's end.
+//! carries this message once each way, then a byte now and then, and its end is the link's end. Under TLS, the message also
+//! carries each side's part of the keys that seal the records (`seal.rs`).
 
 use super::native::{Address, NAME_BYTES, provider_name};
+use super::seal::{SECRET_BYTES, Secret};
 use crate::Lane;
 use crate::context::No;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
@@ -30,6 +32,7 @@ const PROVIDER_AT: usize = MAGIC.len() + 2 * HELLO_BYTES;
 const PROVIDER_BYTES: usize = 64;
 const ADDRESSES_AT: usize = PROVIDER_AT + PROVIDER_BYTES;
 const ADDRESS_BYTES: usize = 24 + NAME_BYTES;
+const SECRET_AT: usize = ADDRESSES_AT + 2 * ADDRESS_BYTES;
 const CRC_AT: usize = GREETING_BYTES - 4;
 
 /// What one side says of itself.
@@ -41,6 +44,8 @@ pub struct Greeting {
     pub provider: [u8; PROVIDER_BYTES],
     /// Where the other side is to write, a lane each.
     pub addresses: [Address; 2],
+    /// Its part of the keys of the link's rings; [`Secret::NONE`] unless the connection is under TLS.
+    pub secret: Secret,
 }
 
 impl Greeting {
@@ -67,6 +72,7 @@ impl Message<GREETING_BYTES> for Greeting {
             }
             out[at + 24..at + ADDRESS_BYTES].copy_from_slice(&address.name);
         }
+        out[SECRET_AT..SECRET_AT + SECRET_BYTES].copy_from_slice(&self.secret.0);
         let crc = crc32c::crc32c(&out[..CRC_AT]);
         out[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -103,6 +109,7 @@ impl Message<GREETING_BYTES> for Greeting {
             lanes,
             provider: std::array::from_fn(|i| bytes[PROVIDER_AT + i]),
             addresses: [address(0), address(1)],
+            secret: Secret(std::array::from_fn(|i| bytes[SECRET_AT + i])),
         })
     }
 }
@@ -181,7 +188,15 @@ mod tests {
             lanes: [hello(0), hello(1)],
             provider: named("tcp;ofi_rxm"),
             addresses: [address(1), address(u64::MAX)],
+            secret: Secret([5; SECRET_BYTES]),
         }
+    }
+
+    #[test]
+    fn round_trips_and_keeps_its_secret_to_itself() {
+        let greeting = greeting(0, 2);
+        assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting.clone()));
+        assert!(format!("{greeting:?}").contains("secret: Secret }"));
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl Inbound {
         }
     }
 
+    /// Where the next record stands.
+    pub fn head(&self) -> Position {
+        self.reader.head()
+    }
+
     pub fn is_heard(&self) -> bool {
         self.heard
     }

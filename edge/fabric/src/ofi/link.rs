@@ -16,10 +16,11 @@ use super::Ofi;
 use super::end::End;
 use super::greeting::{GREETING_BYTES, Greeting};
 use super::native::{Address, NativeError};
-use crate::context::{Context, Loss};
+use super::seal::{Secret, Secrets};
+use crate::context::{Context, Loss, No};
 use crate::door::{Connection, Listen, Visitor};
 use crate::driver::Handshake;
-use crate::hello::{Greet, Session};
+use crate::hello::{Greet, Refusal, Session};
 use crate::line::Line;
 use crate::peer::Step;
 use crate::poll::Interest;
@@ -37,8 +38,8 @@ const JOIN_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it is boxed where it is kept")]
 pub enum Trying {
-    /// This side dialled. It opens its ports when it greets.
-    Dialing(Dial<Greeting, GREETING_BYTES>, Option<[End; 2]>),
+    /// This side dialled. It opens its ports, and draws its secret, when it greets.
+    Dialing(Dial<Greeting, GREETING_BYTES>, Option<([End; 2], Secret)>),
     /// Both sides have said where to write.
     Joining(Joined),
 }
@@ -56,6 +57,11 @@ pub struct Joined {
 }
 
 impl Ofi {
+    /// This side's part of the keys of a link: it needs TLS to be sent.
+    fn draw_secret(&self) -> Secret {
+        self.keys.as_ref().map_or(Secret::NONE, |_| Secret::fresh())
+    }
+
     /// This side's greeting to `peer` when all is well.
     fn greeting(
         &self,
@@ -63,11 +69,13 @@ impl Ofi {
         peer: ReplicaId,
         session: Session,
         addresses: [Address; 2],
+        secret: Secret,
     ) -> Greeting {
         Greeting {
             lanes: Lane::ALL.map(|lane| context.hello_on(peer, lane, session)),
             provider: self.provider.traits.name,
             addresses,
+            secret,
         }
     }
 
@@ -96,9 +104,10 @@ impl Handshake for Ofi {
         parse(address)
     }
 
-    /// The addresses come only into an answer that accepts.
+    /// The addresses and the secret come only into an answer that accepts.
     fn answer(&self, context: &Context, theirs: &Greeting) -> Greeting {
-        self.greeting(context, theirs.sender(), theirs.session(), theirs.addresses)
+        let (peer, session, addresses) = (theirs.sender(), theirs.session(), theirs.addresses);
+        self.greeting(context, peer, session, addresses, Secret::NONE)
     }
 
     fn welcome(
@@ -110,7 +119,13 @@ impl Handshake for Ofi {
         now: Instant,
     ) -> Result<Step<Self>, Loss> {
         let (theirs, mut connection) = (visitor.greeting, visitor.connection);
-        let (ends, addresses) = self.open_ends(context, theirs.sender(), theirs.session())?;
+        mine.secret = self.draw_secret();
+        let secrets = Secrets {
+            dialled: theirs.secret,
+            listened: mine.secret,
+        };
+        let (mut ends, addresses) = self.open_ends(context, theirs.sender(), theirs.session())?;
+        seal(&mut ends, context.me, theirs.session(), &secrets)?;
         mine.addresses = addresses;
         Self::Listener::send(&mut connection.socket, &mine)?;
         Joined::new(context, connection, ends, &theirs.addresses, false, now)?.step()
@@ -145,12 +160,18 @@ impl Handshake for Ofi {
         let answer = dial.advance(context, |context| {
             let session = Session::fresh();
             let (opened, addresses) = self.open_ends(context, peer, session)?;
-            ends = Some(opened);
-            Ok(self.greeting(context, peer, session, addresses))
+            let secret = self.draw_secret();
+            ends = Some((opened, secret));
+            Ok(self.greeting(context, peer, session, addresses, secret))
         })?;
         match (answer, ends) {
             (Some(Err(why)), _) => Ok(Step::Refused(why)),
-            (Some(Ok(theirs)), Some(ends)) => {
+            (Some(Ok(theirs)), Some((mut ends, dialled))) => {
+                let secrets = Secrets {
+                    dialled,
+                    listened: theirs.secret,
+                };
+                seal(&mut ends, context.me, theirs.session(), &secrets)?;
                 let (connection, addresses) = (dial.connection, theirs.addresses);
                 Joined::new(context, connection, ends, &addresses, true, now)?.step()
             }
@@ -168,6 +189,31 @@ impl Handshake for Ofi {
             ),
         }
     }
+}
+
+/// Has the records of a link sealed, if its handshake is under TLS.
+fn seal(
+    ends: &mut [End; 2],
+    me: ReplicaId,
+    session: Session,
+    secrets: &Secrets,
+) -> Result<(), Loss> {
+    match (
+        secrets.dialled == Secret::NONE,
+        secrets.listened == Secret::NONE,
+    ) {
+        (false, false) => ends
+            .iter_mut()
+            .for_each(|end| end.seal(me, session, secrets)),
+        // Without TLS on both sides there is no greeting.
+        (true, true) => {}
+        _ => {
+            let words =
+                "it has keys and does not seal its records: run the same release on all replicas";
+            return Err(Loss::Refused(No::because(Refusal::Version, words)));
+        }
+    }
+    Ok(())
 }
 
 impl Joined {

@@ -57,6 +57,17 @@ impl RingWriter {
         self.head
     }
 
+    /// Whether there is room for a payload of so many bytes. If not, the record counts as refused.
+    #[must_use]
+    pub fn takes(&mut self, payload_bytes: usize) -> bool {
+        let total = record_bytes(payload_bytes);
+        if total > self.free() {
+            self.refused = self.refused.max(Some(total));
+            return false;
+        }
+        true
+    }
+
     /// Puts one record at the tail: calls `write(offset, bytes)` for each run of bytes, in
     /// rising order of position; no run crosses the ring's end. `false` if there is no room until
     /// the consumer's head moves; nothing is written then.
@@ -67,11 +78,10 @@ impl RingWriter {
     pub fn put(&mut self, payload: &[u8], mut write: impl FnMut(usize, &[u8])) -> bool {
         let max = self.capacity.record_bytes_max();
         assert!(payload.len() <= max, "{} of {max} bytes", payload.len());
-        let total = record_bytes(payload.len());
-        if total > self.free() {
-            self.refused = self.refused.max(Some(total));
+        if !self.takes(payload.len()) {
             return false;
         }
+        let total = record_bytes(payload.len());
         let length = payload.len() as u32;
         let crc = checksum(self.salt, length, self.sequence, payload);
         let mut header = [0; HEADER_BYTES];

@@ -1,12 +1,13 @@
 //! The contract suite on libfabric's software providers, and what is special about them.
 
 use crate::contract::{How, Maker, everyone_reaches_everyone, fabric_contract, peers_come_and_go};
-use crate::makers::{LOG_RING_BYTES, free_addresses, members, next_process};
+use crate::makers::{LOG_RING_BYTES, free_addresses, keys_of, members, next_process};
 use crate::processes::{self, Process};
 use plover_fabric::ofi::{OfiConfig, OfiError, OfiFabric};
-use plover_fabric::{BoxedFabric, Spin};
+use plover_fabric::{BoxedFabric, Keys, Spin};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Opens fabrics that share one set of addresses.
@@ -14,6 +15,8 @@ struct OfiMaker {
     addresses: Vec<SocketAddr>,
     provider: &'static str,
     spin: Spin,
+    /// Each replica's, if links are encrypted.
+    keys: Vec<Arc<Keys>>,
 }
 
 impl OfiMaker {
@@ -22,6 +25,15 @@ impl OfiMaker {
             addresses: free_addresses(3),
             provider,
             spin,
+            keys: Vec::new(),
+        }
+    }
+
+    /// With TLS, so with sealed records.
+    fn sealed(provider: &'static str, spin: Spin) -> Self {
+        Self {
+            keys: keys_of(3),
+            ..Self::new(provider, spin)
         }
     }
 
@@ -30,6 +42,7 @@ impl OfiMaker {
         let mut config = OfiConfig::new("test", me, listen, peers, self.provider);
         config.spin = self.spin;
         config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
+        config.keys = self.keys.get(usize::from(me.0)).cloned();
         config.process = next_process();
         config
     }
@@ -64,8 +77,14 @@ fabric_contract!(
     OfiMaker::new("tcp;ofi_rxm", Spin::Adaptive)
 );
 fabric_contract!(shm, OfiMaker::new("shm", Spin::Adaptive));
+fabric_contract!(tcp_sealed, OfiMaker::sealed("tcp", Spin::Never));
+fabric_contract!(shm_sealed, OfiMaker::sealed("shm", Spin::Adaptive));
 
 crate::second_processes!(a_second_process, OfiMaker::new("tcp", Spin::Never));
+crate::second_processes!(
+    a_second_process_sealed,
+    OfiMaker::sealed("tcp", Spin::Never)
+);
 
 /// Not nine, as over the other fabrics: opening 144 ports takes seconds.
 #[test]

@@ -73,7 +73,7 @@ const MEMORY: &str = "/dev/shm";
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut fabrics = vec![FabricKind::Tcp, FabricKind::Shm];
     if cfg!(feature = "ofi") {
-        fabrics.push(FabricKind::Ofi);
+        fabrics.extend([FabricKind::Ofi, FabricKind::OfiSealed]);
     }
     let mut plan = match options.quick {
         true => Plan::quick(&fabrics),

@@ -89,6 +89,9 @@ impl Group {
         clients: Option<SocketAddr>,
     ) -> Result<Self> {
         let addresses = free_addresses(setup.replicas)?;
+        if fabric == FabricKind::OfiSealed {
+            fabrics::make_keys(folder, setup.replicas)?;
+        }
         let mut replicas = Vec::new();
         for me in 0..setup.replicas {
             let mut command = Command::new(std::env::current_exe()?);
