@@ -104,6 +104,67 @@ pub(crate) fn with_serial_queue(state: Vec<u8>) -> (Vec<u8>, Range<u32>) {
     ([before, &missing, after].concat(), place(begin)..place(end))
 }
 
+/// The section of a processor: its name, and after its instance (32 bits) the version known here.
+const CPU: &[u8] = b"\x03cpu";
+const CPU_VERSION: [u8; 4] = [0, 0, 0, 12];
+/// Name, instance and version.
+const CPU_NAME_BYTES: usize = CPU.len() + 8;
+/// The fields of that version. Subsections follow.
+const CPU_BYTES: usize = 1817;
+/// The subsection that QEMU leaves out when no exception of a nested guest is pending, and its content then.
+const EXCEPTION: (&[u8], &[u8]) = (b"cpu/exception_info", &[0; 11]);
+
+/// Adds to the section of each processor that no exception is pending, if the section leaves it out. A state with
+/// sections of another form is returned unchanged.
+///
+/// The fields before have the number of an exception on its way, or none. From a number QEMU concludes that there is an
+/// exception, and never from none that there is none. So after a state whose guest was stopped in an exception, QEMU
+/// gave KVM an exception without a number at every further load. KVM refused it, QEMU did not say so, and the guest went on
+/// with the exceptions and interrupts of the replaced one, and awake where the loaded one was halted.
+pub(crate) fn with_no_exception(state: Vec<u8>) -> Vec<u8> {
+    let (name, data) = EXCEPTION;
+    let mut missing = vec![SUBSECTION, name.len() as u8];
+    missing.extend_from_slice(name);
+    missing.extend_from_slice(&1u32.to_be_bytes());
+    missing.extend_from_slice(data);
+    let (mut said, mut copied) = (Vec::with_capacity(state.len()), 0);
+    while let Some((fields_end, end)) = cpu(&state, copied) {
+        let (fields, rest) = (&state[copied..fields_end], &state[fields_end..end]);
+        said.extend_from_slice(fields);
+        if find(rest, 0, name).is_none() {
+            said.extend_from_slice(&missing);
+        }
+        said.extend_from_slice(rest);
+        copied = end;
+    }
+    said.extend_from_slice(&state[copied..]);
+    said
+}
+
+/// The next processor's section from `from` on: the ends of its fields and of its subsections.
+fn cpu(state: &[u8], from: usize) -> Option<(usize, usize)> {
+    let mut at = from;
+    loop {
+        let name = find(state, at, CPU)?;
+        at = name + CPU.len();
+        let fields = name + CPU_NAME_BYTES;
+        let fields_end = fields + CPU_BYTES;
+        let version = state.get(fields - CPU_VERSION.len()..fields);
+        let head = name.checked_sub(HEAD_BYTES).filter(|head| *head >= from);
+        let Some(head) = head.filter(|head| state[*head] == SECTION) else {
+            continue;
+        };
+        let footer = [&[FOOTER], &state[head + 1..name]].concat();
+        let Some(end) = find(state, fields_end, &footer) else {
+            continue;
+        };
+        let follows = end == fields_end || state[fields_end] == SUBSECTION;
+        if version == Some(&CPU_VERSION) && follows {
+            return Some((fields_end, end));
+        }
+    }
+}
+
 /// The place of the serial port's registers and subsections.
 fn serial(state: &[u8]) -> Option<Range<usize>> {
     let name = find(state, 0, SERIAL)?;
@@ -175,6 +236,53 @@ mod tests {
         assert_eq!([&said[..begin], &said[end..]], [&around[..], &around]);
     }
 
+    /// A processor's section, with these subsections.
+    fn cpu_section(number: u8, version: u8, subsections: &[u8]) -> Vec<u8> {
+        let number = [0, 0, 0, number];
+        let head = [
+            &[SECTION][..],
+            &number,
+            CPU,
+            &[0, 0, 0, 1, 0, 0, 0, version],
+        ]
+        .concat();
+        [&head[..], &[9; CPU_BYTES], subsections, &[FOOTER], &number].concat()
+    }
+
+    #[test]
+    fn each_processor_says_that_no_exception_is_pending() {
+        let subsection = |name: &[u8], data: &[u8]| {
+            [
+                &[SUBSECTION, name.len() as u8][..],
+                name,
+                &[0, 0, 0, 1],
+                data,
+            ]
+            .concat()
+        };
+        let none = subsection(EXCEPTION.0, EXCEPTION.1);
+        let one = subsection(EXCEPTION.0, &[1; 11]);
+        let other = subsection(b"cpu/pkru", &[1; 4]);
+        let state = |subsections: [&[u8]; 3]| {
+            let mut state = b"cpu \x04\x03cpu".to_vec();
+            for (number, subsections) in (3..).zip(subsections) {
+                state.extend(cpu_section(number, CPU_VERSION[3], subsections));
+                state.extend(b"\x04\0\0\0\x09\x0acpu_common");
+            }
+            state
+        };
+        let said = with_no_exception(state([&[], &other, &one]));
+        let both = [&none[..], &other].concat();
+        assert_eq!(said, state([&none, &both, &one]));
+        assert_eq!(
+            with_no_exception(said.clone()),
+            said,
+            "nothing is said twice"
+        );
+        let unknown = cpu_section(3, 13, &[]);
+        assert_eq!(with_no_exception(unknown.clone()), unknown);
+    }
+
     proptest::proptest! {
         /// The other side's state is bytes from outside.
         #[test]
@@ -187,6 +295,9 @@ mod tests {
             serial.truncate(serial.len().saturating_sub(cut));
             let _ = with_serial_queue(serial);
             let _ = with_serial_queue([SERIAL, &b].concat());
+            let mut cpus = [&a[..], &cpu_section(3, CPU_VERSION[3], &b)].concat();
+            cpus.truncate(cpus.len().saturating_sub(cut));
+            let _ = with_no_exception(cpus);
         }
     }
 
