@@ -111,30 +111,46 @@ const CPU_VERSION: [u8; 4] = [0, 0, 0, 12];
 const CPU_NAME_BYTES: usize = CPU.len() + 8;
 /// The fields of that version. Subsections follow.
 const CPU_BYTES: usize = 1817;
-/// The subsection that QEMU leaves out when no exception of a nested guest is pending, and its content then.
-const EXCEPTION: (&[u8], &[u8]) = (b"cpu/exception_info", &[0; 11]);
+/// The subsections that QEMU leaves out when all their bytes are zero and that change while a guest runs, and how many
+/// bytes they have.
+const CPU_WHEN_ZERO: [(&[u8], usize); 8] = [
+    // Pending, injected, has a payload, payload.
+    (b"cpu/exception_info", 11),
+    (b"cpu/fpop_ip_dp", 18),
+    (b"cpu/msr_tscdeadline", 8),
+    (b"cpu/avx512", 1600),
+    (b"cpu/xss", 8),
+    (b"cpu/pkru", 4),
+    (b"cpu/spec_ctrl", 8),
+    (b"cpu/virt_ssbd", 8),
+];
 
-/// Adds to the section of each processor that no exception is pending, if the section leaves it out. A state with
-/// sections of another form is returned unchanged.
+/// Adds to the section of each processor the subsections of [`CPU_WHEN_ZERO`] that it leaves out. Sections of another form
+/// are unchanged.
 ///
-/// The fields before have the number of an exception on its way, or none. From a number QEMU concludes that there is an
-/// exception, and never from none that there is none. So after a state whose guest was stopped in an exception, QEMU
-/// gave KVM an exception without a number at every further load. KVM refused it, QEMU did not say so, and the guest went on
-/// with the exceptions and interrupts of the replaced one, and awake where the loaded one was halted.
-pub(crate) fn with_no_exception(state: Vec<u8>) -> Vec<u8> {
-    let (name, data) = EXCEPTION;
-    let mut missing = vec![SUBSECTION, name.len() as u8];
-    missing.extend_from_slice(name);
-    missing.extend_from_slice(&1u32.to_be_bytes());
-    missing.extend_from_slice(data);
+/// The reason is that of [`with_serial_queue`]. The exception is the one that was seen: the fields have the number of an
+/// exception on its way, or none. From a number QEMU concludes that there is an exception, and never from none that there
+/// is none. So after a state whose guest was stopped in an exception, QEMU gave KVM an exception without a number at every
+/// further load. KVM refused it, QEMU did not say so, and the guest went on with the exceptions and interrupts of the
+/// replaced one, and awake where the loaded one was halted.
+pub(crate) fn with_zeros_of_cpus(state: Vec<u8>) -> Vec<u8> {
     let (mut said, mut copied) = (Vec::with_capacity(state.len()), 0);
     while let Some((fields_end, end)) = cpu(&state, copied) {
-        let (fields, rest) = (&state[copied..fields_end], &state[fields_end..end]);
-        said.extend_from_slice(fields);
-        if find(rest, 0, name).is_none() {
-            said.extend_from_slice(&missing);
+        let subsections = &state[fields_end..end];
+        said.extend_from_slice(&state[copied..fields_end]);
+        for (name, bytes) in CPU_WHEN_ZERO {
+            let head = [
+                &[SUBSECTION, name.len() as u8][..],
+                name,
+                &1u32.to_be_bytes(),
+            ]
+            .concat();
+            if find(subsections, 0, &head).is_none() {
+                said.extend_from_slice(&head);
+                said.resize(said.len() + bytes, 0);
+            }
         }
-        said.extend_from_slice(rest);
+        said.extend_from_slice(subsections);
         copied = end;
     }
     said.extend_from_slice(&state[copied..]);
@@ -250,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn each_processor_says_that_no_exception_is_pending() {
+    fn each_processor_says_what_is_zero() {
         let subsection = |name: &[u8], data: &[u8]| {
             [
                 &[SUBSECTION, name.len() as u8][..],
@@ -260,9 +276,11 @@ mod tests {
             ]
             .concat()
         };
-        let none = subsection(EXCEPTION.0, EXCEPTION.1);
-        let one = subsection(EXCEPTION.0, &[1; 11]);
-        let other = subsection(b"cpu/pkru", &[1; 4]);
+        let zeros = |but: &[u8]| {
+            let left_out = CPU_WHEN_ZERO.iter().filter(|(name, _)| *name != but);
+            let each = left_out.map(|(name, bytes)| subsection(name, &vec![0; *bytes]));
+            each.collect::<Vec<_>>().concat()
+        };
         let state = |subsections: [&[u8]; 3]| {
             let mut state = b"cpu \x04\x03cpu".to_vec();
             for (number, subsections) in (3..).zip(subsections) {
@@ -271,16 +289,18 @@ mod tests {
             }
             state
         };
-        let said = with_no_exception(state([&[], &other, &one]));
-        let both = [&none[..], &other].concat();
-        assert_eq!(said, state([&none, &both, &one]));
-        assert_eq!(
-            with_no_exception(said.clone()),
-            said,
-            "nothing is said twice"
-        );
+        let keys = subsection(b"cpu/pkru", &[1; 4]);
+        let other = subsection(b"cpu/new", &[1; 4]);
+        let said = with_zeros_of_cpus(state([&[], &keys, &other]));
+        let expected = [
+            zeros(b""),
+            [zeros(b"cpu/pkru"), keys].concat(),
+            [zeros(b""), other].concat(),
+        ];
+        assert_eq!(said, state(expected.each_ref().map(Vec::as_slice)));
+        assert_eq!(with_zeros_of_cpus(said.clone()), said, "nothing twice");
         let unknown = cpu_section(3, 13, &[]);
-        assert_eq!(with_no_exception(unknown.clone()), unknown);
+        assert_eq!(with_zeros_of_cpus(unknown.clone()), unknown);
     }
 
     proptest::proptest! {
@@ -297,7 +317,7 @@ mod tests {
             let _ = with_serial_queue([SERIAL, &b].concat());
             let mut cpus = [&a[..], &cpu_section(3, CPU_VERSION[3], &b)].concat();
             cpus.truncate(cpus.len().saturating_sub(cut));
-            let _ = with_no_exception(cpus);
+            let _ = with_zeros_of_cpus(cpus);
         }
     }
 

@@ -7,7 +7,7 @@ mod common;
 
 use common::{GUEST_MAC, Guest, have_kvm, sync};
 use plover_types::{PAGE_BYTES, PageNo};
-use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
+use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand, VmEvent};
 use std::path::Path;
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ const COUNTS: PageNo = PageNo(0x102);
 /// A word: whether exceptions are raised.
 const RAISES: PageNo = PageNo(0x103);
 const LOADS: usize = 100;
+/// Where a processor's saved fields have the number of an exception on its way.
+const EXCEPTION_NUMBER: usize = 1165;
 
 /// An ELF file that QEMU starts by Xen's PVH protocol: its code, and a note that says where it begins.
 fn kernel() -> Vec<u8> {
@@ -150,4 +152,33 @@ fn an_exception_is_not_loaded_again_with_the_next_state() {
         let [_, strange] = words(&b, COUNTS);
         assert_eq!(strange, 0, "exceptions that nothing raised, after load {n}");
     }
+}
+
+/// A state that is only half loaded would be noticed when it is too late.
+#[test]
+fn a_state_whose_processor_kvm_refuses_is_an_error() {
+    if !have_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("kernel");
+    std::fs::write(&file, kernel()).unwrap();
+    let mut guest = start(&file);
+    guest.order(VmCommand::Pause);
+    let state = guest.save();
+    let mut bad = state.clone();
+    let name = b"\x03cpu\0\0\0\0\0\0\0\x0c";
+    let section = bad.windows(name.len()).position(|bytes| bytes == name);
+    let number = section.unwrap() + name.len() + EXCEPTION_NUMBER;
+    bad[number..number + 4].copy_from_slice(&40u32.to_be_bytes());
+    guest.vm.command(VmCommand::LoadState(bad.into()));
+    match guest.event() {
+        VmEvent::Failed { command, error } => {
+            assert_eq!(command, "load");
+            assert!(error.contains("Invalid argument"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    guest.order(VmCommand::LoadState(state.into()));
+    run(&mut guest, 10);
 }
