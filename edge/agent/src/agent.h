@@ -71,6 +71,8 @@ void find_clocks(void);
 void note_stop(void);
 void note_load(uint64_t stopped_at);
 void catch_up(void);
+/* Why KVM has refused a processor's state (an errno), or 0. */
+extern int kvm_refused;
 
 /* firmware.c: a microvm's firmware memory across a load */
 void find_firmware(void);

@@ -99,8 +99,12 @@ static int carry_out(const struct request *order, void **error)
     case ORDER_LOAD:
         keep_translations(order->len & 1, order->run, order->runs);
         failed = load_firmware(state_fd);
+        kvm_refused = 0;
         if (!failed)
             failed = load(order->addr, error);
+        /* QEMU 7.2 does not say that KVM has refused a part of a processor's state. */
+        if (!failed && !*error)
+            failed = kvm_refused;
         note_load(order->len >> 1);
         return failed;
     default:

@@ -17,6 +17,7 @@
  * calls are seen here, and the second one gets a number that is as much later as the guest has stood.
  */
 #include "agent.h"
+#include <errno.h>
 #include <link.h>
 #include <linux/kvm.h>
 #include <stdarg.h>
@@ -47,6 +48,15 @@ static struct {
     /* When the guest of the state that was loaded last stopped, until its clock is known. */
     int64_t loaded_at;
 } kvm;
+
+int kvm_refused;
+
+/* Whether this gives KVM a part of a processor's state that it takes if it is valid. */
+static _Bool sets_processor(uint32_t request)
+{
+    return request == (uint32_t)KVM_SET_REGS || request == (uint32_t)KVM_SET_VCPU_EVENTS ||
+           request == (uint32_t)KVM_SET_MP_STATE || request == (uint32_t)KVM_SET_LAPIC;
+}
 
 static int64_t host_ns(void)
 {
@@ -117,6 +127,8 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
     if ((uint32_t)request == (uint32_t)KVM_SET_CLOCK)
         catch_up_kvm(arg);
     const int result = (int)syscall(SYS_ioctl, fd, request, arg);
+    if (result < 0 && sets_processor((uint32_t)request))
+        kvm_refused = errno;
     if ((uint32_t)request == (uint32_t)KVM_GET_CLOCK && result == 0 && !kvm.is_known) {
         const struct kvm_clock_data *data = arg;
         kvm.behind = host_ns() - (int64_t)data->clock;

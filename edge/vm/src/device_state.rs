@@ -104,6 +104,83 @@ pub(crate) fn with_serial_queue(state: Vec<u8>) -> (Vec<u8>, Range<u32>) {
     ([before, &missing, after].concat(), place(begin)..place(end))
 }
 
+/// The section of a processor: its name, and after its instance (32 bits) the version known here.
+const CPU: &[u8] = b"\x03cpu";
+const CPU_VERSION: [u8; 4] = [0, 0, 0, 12];
+/// Name, instance and version.
+const CPU_NAME_BYTES: usize = CPU.len() + 8;
+/// The fields of that version. Subsections follow.
+const CPU_BYTES: usize = 1817;
+/// The subsections that QEMU leaves out when all their bytes are zero and that change while a guest runs, and how many
+/// bytes they have.
+const CPU_WHEN_ZERO: [(&[u8], usize); 8] = [
+    // Pending, injected, has a payload, payload.
+    (b"cpu/exception_info", 11),
+    (b"cpu/fpop_ip_dp", 18),
+    (b"cpu/msr_tscdeadline", 8),
+    (b"cpu/avx512", 1600),
+    (b"cpu/xss", 8),
+    (b"cpu/pkru", 4),
+    (b"cpu/spec_ctrl", 8),
+    (b"cpu/virt_ssbd", 8),
+];
+
+/// Adds to the section of each processor the subsections of [`CPU_WHEN_ZERO`] that it leaves out. Sections of another form
+/// are unchanged.
+///
+/// The reason is that of [`with_serial_queue`]. The exception is the one that was seen: the fields have the number of an
+/// exception on its way, or none. From a number QEMU concludes that there is an exception, and never from none that there
+/// is none. So after a state whose guest was stopped in an exception, QEMU gave KVM an exception without a number at every
+/// further load. KVM refused it, QEMU did not say so, and the guest went on with the exceptions and interrupts of the
+/// replaced one, and awake where the loaded one was halted.
+pub(crate) fn with_zeros_of_cpus(state: Vec<u8>) -> Vec<u8> {
+    let (mut said, mut copied) = (Vec::with_capacity(state.len()), 0);
+    while let Some((fields_end, end)) = cpu(&state, copied) {
+        let subsections = &state[fields_end..end];
+        said.extend_from_slice(&state[copied..fields_end]);
+        for (name, bytes) in CPU_WHEN_ZERO {
+            let head = [
+                &[SUBSECTION, name.len() as u8][..],
+                name,
+                &1u32.to_be_bytes(),
+            ]
+            .concat();
+            if find(subsections, 0, &head).is_none() {
+                said.extend_from_slice(&head);
+                said.resize(said.len() + bytes, 0);
+            }
+        }
+        said.extend_from_slice(subsections);
+        copied = end;
+    }
+    said.extend_from_slice(&state[copied..]);
+    said
+}
+
+/// The next processor's section from `from` on: the ends of its fields and of its subsections.
+fn cpu(state: &[u8], from: usize) -> Option<(usize, usize)> {
+    let mut at = from;
+    loop {
+        let name = find(state, at, CPU)?;
+        at = name + CPU.len();
+        let fields = name + CPU_NAME_BYTES;
+        let fields_end = fields + CPU_BYTES;
+        let version = state.get(fields - CPU_VERSION.len()..fields);
+        let head = name.checked_sub(HEAD_BYTES).filter(|head| *head >= from);
+        let Some(head) = head.filter(|head| state[*head] == SECTION) else {
+            continue;
+        };
+        let footer = [&[FOOTER], &state[head + 1..name]].concat();
+        let Some(end) = find(state, fields_end, &footer) else {
+            continue;
+        };
+        let follows = end == fields_end || state[fields_end] == SUBSECTION;
+        if version == Some(&CPU_VERSION) && follows {
+            return Some((fields_end, end));
+        }
+    }
+}
+
 /// The place of the serial port's registers and subsections.
 fn serial(state: &[u8]) -> Option<Range<usize>> {
     let name = find(state, 0, SERIAL)?;
@@ -175,6 +252,57 @@ mod tests {
         assert_eq!([&said[..begin], &said[end..]], [&around[..], &around]);
     }
 
+    /// A processor's section, with these subsections.
+    fn cpu_section(number: u8, version: u8, subsections: &[u8]) -> Vec<u8> {
+        let number = [0, 0, 0, number];
+        let head = [
+            &[SECTION][..],
+            &number,
+            CPU,
+            &[0, 0, 0, 1, 0, 0, 0, version],
+        ]
+        .concat();
+        [&head[..], &[9; CPU_BYTES], subsections, &[FOOTER], &number].concat()
+    }
+
+    #[test]
+    fn each_processor_says_what_is_zero() {
+        let subsection = |name: &[u8], data: &[u8]| {
+            [
+                &[SUBSECTION, name.len() as u8][..],
+                name,
+                &[0, 0, 0, 1],
+                data,
+            ]
+            .concat()
+        };
+        let zeros = |but: &[u8]| {
+            let left_out = CPU_WHEN_ZERO.iter().filter(|(name, _)| *name != but);
+            let each = left_out.map(|(name, bytes)| subsection(name, &vec![0; *bytes]));
+            each.collect::<Vec<_>>().concat()
+        };
+        let state = |subsections: [&[u8]; 3]| {
+            let mut state = b"cpu \x04\x03cpu".to_vec();
+            for (number, subsections) in (3..).zip(subsections) {
+                state.extend(cpu_section(number, CPU_VERSION[3], subsections));
+                state.extend(b"\x04\0\0\0\x09\x0acpu_common");
+            }
+            state
+        };
+        let keys = subsection(b"cpu/pkru", &[1; 4]);
+        let other = subsection(b"cpu/new", &[1; 4]);
+        let said = with_zeros_of_cpus(state([&[], &keys, &other]));
+        let expected = [
+            zeros(b""),
+            [zeros(b"cpu/pkru"), keys].concat(),
+            [zeros(b""), other].concat(),
+        ];
+        assert_eq!(said, state(expected.each_ref().map(Vec::as_slice)));
+        assert_eq!(with_zeros_of_cpus(said.clone()), said, "nothing twice");
+        let unknown = cpu_section(3, 13, &[]);
+        assert_eq!(with_zeros_of_cpus(unknown.clone()), unknown);
+    }
+
     proptest::proptest! {
         /// The other side's state is bytes from outside.
         #[test]
@@ -187,6 +315,9 @@ mod tests {
             serial.truncate(serial.len().saturating_sub(cut));
             let _ = with_serial_queue(serial);
             let _ = with_serial_queue([SERIAL, &b].concat());
+            let mut cpus = [&a[..], &cpu_section(3, CPU_VERSION[3], &b)].concat();
+            cpus.truncate(cpus.len().saturating_sub(cut));
+            let _ = with_zeros_of_cpus(cpus);
         }
     }
 

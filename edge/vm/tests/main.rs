@@ -6,6 +6,7 @@ mod agent;
 mod boot_sector;
 mod console;
 mod disks;
+mod exceptions;
 mod hypervisor;
 mod linux_sync;
 mod load;

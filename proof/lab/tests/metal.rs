@@ -1,4 +1,4 @@
-//! A guest under KVM: memories equal after each syncvm; and, by hand, a leader that dies.
+//! A guest under KVM: memories equal after each syncvm, and a leader that dies.
 //!
 //! The guest (`guests/metal`) has no kernel. It runs natively where KVM emulates a guest's ring 0 too, so that this tests
 //! the whole path under KVM: how the processor's writes are seen, and its state saved and loaded.
@@ -84,7 +84,6 @@ fn memories_of_guests_under_kvm_are_equal_after_each_sync() {
 }
 
 #[test]
-#[ignore = "where KVM emulates ring 0, the guest that takes over is sometimes deaf: docs/limits.md"]
 fn a_guest_under_kvm_outlives_its_leader() {
     prove_under_kvm("t-metal", outlives_its_leader);
 }

@@ -13,7 +13,7 @@
 
 use super::power::{Life, monotonic};
 use super::{Purpose, QemuVm};
-use crate::device_state::with_serial_queue;
+use crate::device_state::{with_serial_queue, with_zeros_of_cpus};
 use plover_types::{DeviceState, Micros, PAGE_BYTES, PageNo, PageSet};
 use serde_json::json;
 
@@ -88,7 +88,7 @@ impl QemuVm {
         self.loads.life = life;
         // The caller has given the disks these sizes.
         super::disks::take_sizes(&mut bytes);
-        let (bytes, serial) = with_serial_queue(bytes);
+        let (bytes, serial) = with_serial_queue(with_zeros_of_cpus(bytes));
         if let Err(error) = self.state_file.write(&bytes) {
             self.orders.closed(Purpose::Load);
             return self.failed("load", &error.to_string());
