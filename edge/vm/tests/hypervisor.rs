@@ -237,6 +237,31 @@ fn a_syncvm_carries_whether_the_guest_is_off() {
     }
 }
 
+/// A guest may end while the order to pause it is on its way. QEMU says so on another socket than that of the answer.
+#[test]
+fn a_guest_that_ends_as_it_is_paused_takes_the_others_state() {
+    let [mut a, mut b] = [0, 1].map(|_| Guest::boot(config(Machine::Microvm)));
+    a.type_line("poweroff -f");
+    a.expect(ended(GuestEnd::PowerOff, AtEnd::Destroy));
+    a.run_for(Duration::from_millis(100));
+    b.type_line("poweroff -f");
+    // Nobody looks at `b` until QEMU has said both.
+    std::thread::sleep(Duration::from_secs(3));
+    b.vm.command(VmCommand::Pause);
+    std::thread::sleep(Duration::from_millis(100));
+    while b.event() != VmEvent::Paused {}
+    b.run_for(Duration::from_millis(100));
+    b.events.clear();
+    a.order(VmCommand::Pause);
+    let state = a.save();
+    b.order(VmCommand::LoadState(state.into()));
+    b.order(VmCommand::Resume);
+    assert!(b.vm.is_off());
+    b.console.clear();
+    b.vm.command(VmCommand::Start);
+    b.wait_boot();
+}
+
 /// An operator pauses a guest. It stands over syncvms, also where its state is loaded, until it is let go on.
 #[test]
 fn a_guest_that_an_operator_pauses_stands_until_it_is_let_go_on() {

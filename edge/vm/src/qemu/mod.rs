@@ -270,6 +270,12 @@ impl QemuVm {
             match self.order_link.receive() {
                 Ok(None) => return,
                 Ok(Some(answer)) => {
+                    // What QEMU has said before it answered: that the guest has ended, above all. Heard later, a machine
+                    // that is paused then, and whose state is replaced, would never be reset.
+                    self.hear_qmp();
+                    if self.phase == Phase::Gone {
+                        return;
+                    }
                     let result = answer.result();
                     self.answered(answer.to, result.map(|()| Value::Null));
                 }
