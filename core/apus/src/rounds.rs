@@ -8,7 +8,7 @@
 //! started, all its claims together. A claim beyond that is refused and costs the link ([`Contradiction::Ahead`]).
 //!
 //! **Correct peers stay far below.** A group counts an election a second when it fails all the time. A replica that was away for
-//! eight years is told of the present round at once. Whatever the distance, it can be told after a while: the
+//! eight years is told of the present round at once. A greater distance is believed after a while: the
 //! link comes back every two seconds, and the bound has grown.
 //!
 //! **No peer gets far.** To reach the highest round, 2^56, a peer of two correct replicas has to lie to both for a thousand years. Each restart of one

@@ -87,13 +87,8 @@ fn a_leader_that_sends_entries_without_end_is_refused() {
     assert!(replica.core.status().log_bytes <= held);
 }
 
-/// The same in an election: the candidate goes on without that vote.
-#[test]
-fn a_voter_that_sends_entries_without_end_does_not_vote() {
-    let (old, mine) = (view(1, 0), view(2, 2));
-    let members = Members::of(ReplicaSet(0b111));
-    let log = vec![noop(old, 1), noop(old, 2)];
-    let mut replica = Replica::found(Durability::Disk, (old, old), vs(old, 0), log);
+/// Lets time pass until the replica asks for votes. Returns the number of its question.
+pub fn asks_for_votes(replica: &mut Replica) -> u64 {
     let mut asked = Vec::new();
     for _ in 0..10 {
         replica.now = replica.now + TIMEOUT;
@@ -101,6 +96,17 @@ fn a_voter_that_sends_entries_without_end_does_not_vote() {
     }
     let question = messages(&asked, PRE_VOTE).pop().expect("it asks for votes");
     let (_, nonce): (u8, u64) = head(&question);
+    nonce
+}
+
+/// The same in an election: the candidate goes on without that vote.
+#[test]
+fn a_voter_that_sends_entries_without_end_does_not_vote() {
+    let (old, mine) = (view(1, 0), view(2, 2));
+    let members = Members::of(ReplicaSet(0b111));
+    let log = vec![noop(old, 1), noop(old, 2)];
+    let mut replica = Replica::found(Durability::Disk, (old, old), vs(old, 0), log);
+    let nonce = asks_for_votes(&mut replica);
     let none = None::<Viewstamp>;
     let grant = (GRANT, nonce, old, vs(old, 2), members, old, none);
     assert!(promises(&replica.read(1, &wire::encode(&grant)), mine));

@@ -1,9 +1,9 @@
 //! A peer that names rounds which no group has counted.
 
 use super::group::TIMEOUT;
-use super::lies::refused;
+use super::lies::{asks_for_votes, refused};
 use super::replica::*;
-use apus::{Contradiction, Durability, Event, Members};
+use apus::{Contradiction, Durability, Members};
 use plover_types::{Micros, ReplicaSet, View, Viewstamp, wire};
 
 /// The highest round that fits a message.
@@ -33,13 +33,7 @@ fn ahead(told: u64, known: u64) -> Contradiction {
 
 /// The view in which the replica stands for election next.
 fn stands_in(replica: &mut Replica) -> View {
-    let mut asked = Vec::new();
-    for _ in 0..10 {
-        replica.now = replica.now + TIMEOUT;
-        asked.extend(replica.apply(Event::Tick));
-    }
-    let question = messages(&asked, PRE_VOTE).pop().expect("it asks for votes");
-    let (_, nonce): (u8, u64) = head(&question);
+    let nonce = asks_for_votes(replica);
     let (old, members) = (view(1, 0), Members::of(ReplicaSet(0b111)));
     let grant = (
         GRANT,

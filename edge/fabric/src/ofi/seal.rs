@@ -193,7 +193,7 @@ fn expand<const N: usize>(chain: &Prk, label: &[&[u8]]) -> [u8; N] {
     out
 }
 
-/// What is authenticated and not sealed: where the record stands, and how long it is.
+/// The place of a record in the ring and its length: authenticated, and not sealed.
 fn place(at: Position, bytes: usize) -> Aad<[u8; 16]> {
     let mut place = [0; 16];
     place[..8].copy_from_slice(&at.0.to_le_bytes());

@@ -54,7 +54,7 @@ fn shows(pair: &Pair<Ofi>) -> bool {
     ring.windows(RECORD.len()).any(|it| it == RECORD)
 }
 
-/// What replica 0's end has written since is refused: the link is lost and made anew, and goes on with other keys.
+/// Checks that the last record of replica 0's end is refused: the link is lost and made anew, and goes on with other keys.
 fn is_refused(mut pair: Pair<Ofi>) {
     let records = count_records(&pair);
     pair.until(|it| it.at_higher.contains(&FabricEvent::Down(R0)));
