@@ -138,9 +138,10 @@ impl Apus {
     /// A peer's process has answered this leader. If it is the leader that was heard last, that one is
     /// not dead.
     pub(crate) fn note_haste(&mut self, now: Micros, process: Incarnation) {
-        if self.heard.from == Some(process)
-            && let Role::Leading(leadership) = &mut self.role
-        {
+        if self.heard.from != Some(process) {
+            return;
+        }
+        if let Role::Leading(leadership) = &mut self.role {
             if leadership.predecessor.is_none() {
                 leadership.hasty_until = now + HASTE_REMEMBERED;
             }

@@ -261,30 +261,30 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
             Ok(Op::CopyMemory { mib_per_s }) => {
                 return backup::copy_memory(handle, reader, writer, mib_per_s << 20);
             }
-            Ok(
-                op @ (Op::BackupDisk { backup: number, .. } | Op::BackupMemory { backup: number }),
-            ) => match backup::running(handle, number) {
-                Ok(running) => {
-                    let _ = writeln!(writer, "{}", json!({"ok": true}));
-                    // The client has waited for the answer, so nothing of it is in the reader's buffer.
-                    let stream = reader.into_inner();
-                    let served = match (&op, running.memory) {
-                        (
-                            Op::BackupDisk {
-                                disk, only_changes, ..
-                            },
-                            _,
-                        ) => running.snapshot.serve(*disk, *only_changes, stream),
-                        (_, Some(memory)) => memory.serve(stream),
-                        (_, None) => Err(io::ErrorKind::NotFound.into()),
-                    };
-                    if let Err(error) = served {
-                        tracing::debug!(?op, %error, "the connection of a backup ended");
+            Ok(ref op @ (Op::BackupDisk { backup, .. } | Op::BackupMemory { backup })) => {
+                match backup::running(handle, backup) {
+                    Ok(running) => {
+                        let _ = writeln!(writer, "{}", json!({"ok": true}));
+                        // The client has waited for the answer, so nothing of it is in the reader's buffer.
+                        let stream = reader.into_inner();
+                        let served = match (op, running.memory) {
+                            (
+                                Op::BackupDisk {
+                                    disk, only_changes, ..
+                                },
+                                _,
+                            ) => running.snapshot.serve(*disk, *only_changes, stream),
+                            (_, Some(memory)) => memory.serve(stream),
+                            (_, None) => Err(io::ErrorKind::NotFound.into()),
+                        };
+                        if let Err(error) = served {
+                            tracing::debug!(?op, %error, "the connection of a backup ended");
+                        }
+                        return;
                     }
-                    return;
+                    Err(why) => json!({"error": why}),
                 }
-                Err(why) => json!({"error": why}),
-            },
+            }
             Ok(Op::Group) => group(handle),
             Ok(Op::Reload { dry_run }) => reload(handle, config, dry_run),
             Ok(op) => request(handle, op),

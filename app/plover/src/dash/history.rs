@@ -193,12 +193,11 @@ impl Failovers {
             }
         }
         let leader = status.leader();
-        if let (Some(last), Some(leader)) = (self.seen.back_mut(), leader)
-            && last.protection == Protection::Awaited
-            && last.by == leader.id
-            && status.protected
-        {
-            last.protection = Protection::Within(unix_ms.saturating_sub(last.unix_ms));
+        if let (Some(last), Some(leader)) = (self.seen.back_mut(), leader) {
+            let is_awaited = last.protection == Protection::Awaited && last.by == leader.id;
+            if is_awaited && status.protected {
+                last.protection = Protection::Within(unix_ms.saturating_sub(last.unix_ms));
+            }
         }
         self.leader = leader.map(|leader| leader.id).or(self.leader);
         self.has_looked = true;

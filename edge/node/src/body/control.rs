@@ -50,11 +50,12 @@ impl Body {
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
                     self.ask_leader(&op, None, reply);
                 }
-                Request::Op {
-                    op: op @ (Op::Logs { of: Some(of), .. } | Op::DiskRoom { of: Some(of), .. }),
-                    reply,
-                } if of != self.config.group.me => self.ask_member(of, &op, reply),
-                Request::Op { op, reply } => self.request(op, Asker::Here(reply))?,
+                Request::Op { op, reply } => {
+                    match op.of().filter(|of| *of != self.config.group.me) {
+                        Some(of) => self.ask_member(of, &op, reply),
+                        None => self.request(op, Asker::Here(reply))?,
+                    }
+                }
             }
         }
         Ok(())

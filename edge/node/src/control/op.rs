@@ -147,6 +147,14 @@ impl Op {
         ) || self.is_an_input()
     }
 
+    /// The replica that it is about, where it names one.
+    pub fn of(&self) -> Option<u8> {
+        match self {
+            Self::Logs { of, .. } | Self::DiskRoom { of, .. } => *of,
+            _ => None,
+        }
+    }
+
     /// How long its answer is waited for.
     pub fn wait(&self) -> Wait {
         let within = match self {

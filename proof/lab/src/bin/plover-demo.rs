@@ -35,9 +35,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     } else {
         println!("{report}");
     }
-    if let Some(page) = page
-        && std::io::stdout().is_terminal()
-    {
+    if let Some(page) = page.filter(|_| std::io::stdout().is_terminal()) {
         progress.say(format!("the page stays at {} until Ctrl-C", page.url()));
         while progress.sleep(Duration::from_secs(1)).is_ok() {}
     }
