@@ -89,7 +89,14 @@ enum Task {
 }
 
 /// The guests that tests boot.
-const TESTED: [&str; 5] = [guest::DEFAULT, "agent", "metal", "postgres", "storm"];
+const TESTED: [&str; 6] = [
+    guest::DEFAULT,
+    "agent",
+    "memcached",
+    "metal",
+    "postgres",
+    "storm",
+];
 
 /// The option of cargo for all that is built over libfabric, whose package not every system has.
 pub(crate) const OFI_FEATURES: &str = "--features=plover/ofi,plover-bench/ofi";
@@ -132,32 +139,24 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Demo(rest) => {
             packages::ensure(&[LAB, GUEST])?;
             guest::build(guest::DEFAULT)?;
-            Cargo::run_of("plover-lab-proof", "plover-demo")
-                .args(rest.arguments)
-                .become_it()
+            run::become_proof("plover-demo", &rest.arguments)
         }
         Task::Chaos(rest) => {
             packages::ensure(&[LAB, GUEST, FSCK])?;
             guest::build(guest::DEFAULT)?;
-            Cargo::run_of("plover-lab-proof", "plover-chaos")
-                .args(rest.arguments)
-                .become_it()
+            run::become_proof("plover-chaos", &rest.arguments)
         }
         Task::Drill(rest) => {
             packages::ensure(&[LAB, GUEST, IMAGES])?;
             guest::build(guest::DEFAULT)?;
-            Cargo::run_of("plover-lab-proof", "plover-drill")
-                .args(newer_qemu(rest.arguments)?)
-                .become_it()
+            run::become_proof("plover-drill", &newer_qemu(rest.arguments)?)
         }
         Task::Programs(rest) => {
             packages::ensure(&[LAB, PROGRAMS])?;
             if needs_more_programs(&rest.arguments) {
                 packages::ensure(&[MORE_PROGRAMS])?;
             }
-            Cargo::run_of("plover-lab-proof", "plover-programs")
-                .args(rest.arguments)
-                .become_it()
+            run::become_proof("plover-programs", &rest.arguments)
         }
         Task::Lab(rest) => lab::run(&rest.arguments),
         // Consensus alone needs no lab and no guest, only the systems it is compared with.

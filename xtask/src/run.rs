@@ -113,6 +113,27 @@ impl Cargo {
     }
 }
 
+/// Builds a program of the lab's proofs together with `plover`, and becomes it. Built one after the other, what both use
+/// would be built twice, with different features.
+pub(crate) fn become_proof(program: &str, arguments: &[OsString]) -> Result<ExitCode> {
+    let (plover, proof) = (built("plover")?, built(program)?);
+    let is_first = !plover.exists() || !proof.exists();
+    if is_first {
+        eprintln!("x: building {program} and plover; the first time this takes minutes");
+    }
+    let packages = ["-p", "plover", "-p", "plover-lab-proof", "--bins"];
+    let build = Cargo::new("build").args((!is_first).then_some("--quiet"));
+    if !build.args(packages).succeeds()? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let mut command = Command::new(proof);
+    if std::env::var_os("PLOVER_BIN").is_none() {
+        command.env("PLOVER_BIN", plover);
+    }
+    let error = command.args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run {program}"))
+}
+
 /// Runs `cargo ARGS` in the repository, without a profile.
 pub(crate) fn plain(args: &[&str]) -> Result<()> {
     finish(cargo().args(args).current_dir(root()))

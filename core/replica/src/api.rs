@@ -17,7 +17,7 @@ use plover_syncvm::subpages::Divergent;
 use plover_types::wire::Versions;
 use plover_types::{
     DeviceState, Digest, Frame, HashKey, Incarnation, Index, Lane, MachineWords, Micros, PageNo,
-    PageSet, Payload, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
+    PageSet, Payload, ReplicaId, ReplicaSet, Reply, SyncNo, Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -107,6 +107,14 @@ pub enum Event {
     GuestDied(String),
     /// The guest sent frames.
     Outputs(Vec<Frame>),
+    /// Programs in the guest have said this of datagrams; those that were sent come with the next
+    /// [`Event::Outputs`] or [`Event::GuestPaused`], or later.
+    Replies {
+        /// What they said, in the order in which it was found.
+        replies: Vec<Reply>,
+        /// They have said more, which is lost.
+        lost: bool,
+    },
     /// The guest has printed on its console, and an operator watches it. Console output is an output like any
     /// other: the node holds it until the syncvm that ends its slot is over, or shows it at once
     /// ([`Watch::console_until`]).
@@ -183,6 +191,9 @@ pub enum Action {
     LoadState(DeviceState),
     /// Ask the hypervisor whether it is there → [`Event::Probed`].
     Probe,
+    /// Tell programs in the guest, which stands, that it stands at the cut of this syncvm. It counts as a write of the
+    /// guest's: the next scan reports its page.
+    TellCut(SyncNo),
     /// Collect and clear dirty bits → [`Event::Scanned`].
     Scan(JobId),
     /// Hash these pages → [`Event::Hashed`].

@@ -28,6 +28,9 @@ pub enum Canary {
     /// Compared outputs go out without a match.
     #[cfg(feature = "canary")]
     ReleaseWithoutMatch,
+    /// A clean reply goes out before its cut is acknowledged.
+    #[cfg(feature = "canary")]
+    CleanBeforeAck,
     /// A match does not ask what the secondary has acknowledged to the client.
     #[cfg(feature = "canary")]
     IgnoreAcks,

@@ -48,7 +48,9 @@ impl Replica {
             match cx.guest.translator.outgoing(cx.now, frame) {
                 Outgoing::Passes(frame) if cx.outputs.guard.has_room() => {
                     if let Phase::Leader(leader) = phase {
-                        leader.matching.sent(cx.outputs.guard.next_no(), &frame);
+                        let no = cx.outputs.guard.next_no();
+                        leader.matching.sent(no, &frame);
+                        leader.clean.sent(no, &frame);
                     }
                     cx.outputs.guard.hold(cx.now, frame);
                 }
@@ -62,7 +64,11 @@ impl Replica {
             }
         }
         match phase {
-            Phase::Leader(leader) => leader.report_syns(cx),
+            Phase::Leader(leader) => {
+                leader.report_syns(cx);
+                // Before the policy asks whether an output waits.
+                leader.clear_what_is_clean(cx);
+            }
             Phase::Secondary(secondary) => secondary.report_outputs(cx, dropped > 0),
             _ => {}
         }

@@ -184,6 +184,11 @@ impl Replica {
             Event::StateLoaded => self.follow_state_loaded(),
             Event::GuestDied(why) => self.on_guest_died(why),
             Event::Outputs(frames) => self.on_outputs(frames),
+            Event::Replies { replies, lost } => {
+                if let Some((leader, _)) = self.leading() {
+                    leader.clean.said(replies, lost);
+                }
+            }
             Event::SyncDue => {
                 if let Some((leader, _)) = self.leading() {
                     leader.slot.is_due = true;
@@ -294,7 +299,8 @@ impl Replica {
         let (waits, mut hears_outputs, phase_deadline) = match &self.phase {
             Phase::Leader(leader) => {
                 let waits = leader.waits_for_idleness(cx);
-                (waits, leader.matching.compares(), leader.deadline(cx))
+                let hears = leader.matching.compares() || cx.config.clean_replies;
+                (waits, hears, leader.deadline(cx))
             }
             Phase::Secondary(secondary) => {
                 let warm = secondary.warm_deadline(cx, in_a_sync.is_some());

@@ -438,6 +438,8 @@ pub struct SyncReport {
     /// Frames of the slot that had been released before, because the secondary's guest had sent
     /// the same.
     pub matched: u32,
+    /// Frames of the slot that had been released before, because they said only what an acknowledged state says.
+    pub clean: u32,
 }
 
 #[cfg(test)]

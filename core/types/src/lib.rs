@@ -29,6 +29,7 @@ mod lane;
 mod layout;
 mod pages;
 mod payload;
+mod reply;
 mod time;
 pub mod wire;
 
@@ -45,4 +46,5 @@ pub use layout::{
 };
 pub use pages::{PageSet, Runs};
 pub use payload::Payload;
+pub use reply::{Reply, fnv1a};
 pub use time::{Micros, SplitMix64};

@@ -20,7 +20,7 @@ const RELEASES: usize = 4096;
 type Figure = fn(&SyncReport) -> u64;
 
 /// The figures that are summed over all syncs, with their names in the status.
-const SUMMED: [(&str, Figure); 15] = [
+const SUMMED: [(&str, Figure); 16] = [
     ("count", |_| 1),
     ("slot_us", |r| r.slot.0),
     ("pause_us", |r| r.pause.0),
@@ -36,6 +36,7 @@ const SUMMED: [(&str, Figure); 15] = [
     ("bytes_device", |r| r.bytes_device),
     ("outputs", |r| u64::from(r.outputs)),
     ("matched", |r| u64::from(r.matched)),
+    ("clean", |r| u64::from(r.clean)),
 ];
 
 #[derive(Debug, Default)]

@@ -116,6 +116,9 @@ pub struct PolicyConfig {
     /// With `sync = "mismatch"`: whether the secondary's guest gets an input only when it has sent as much as
     /// the leader's had (default true; false with `input = "per-connection"`).
     pub paced: Option<bool>,
+    /// Whether replies that programs in the guest call clean leave before the sync that ends their slot
+    /// ([Clean replies](policies.md#clean-replies)).
+    pub clean_replies: bool,
     /// Whether outputs go out or are held while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,
     /// Whether only the differing subpages of divergent pages are sent, not whole pages (default true).

@@ -51,6 +51,7 @@
 mod accel;
 mod api;
 mod check;
+mod clean;
 mod config;
 mod console;
 mod cpu_clock;

@@ -5,6 +5,8 @@
 //! pages, whose bounds are checked here. A copy made while the guest runs may be torn. The caller must
 //! pause the guest first, or copy the page again later (it is dirty, so the next scan reports it).
 //!
+//! Single numbers that a program in the guest shares with `plover` are atomics.
+//!
 //! There is no file to clean up: the memory is a memfd, and QEMU opens it as
 //! `/proc/self/fd/N`.
 
@@ -16,6 +18,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The guest's memory, mapped shared and writable for as long as this lives.
 pub(crate) struct Ram {
@@ -109,6 +112,38 @@ impl Ram {
         let to = self.page(page);
         // SAFETY: as in `read`, with the roles exchanged.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), PAGE_BYTES) }
+    }
+
+    /// Copies bytes out, which may be torn. Panics outside the guest.
+    pub(crate) fn copy_out(&self, at: usize, to: &mut [u8]) {
+        assert!(at + to.len() <= self.bytes, "{at} is outside the guest");
+        // SAFETY: the assertion keeps the range inside the mapping; `to` is as long, and no Rust slice refers to guest
+        // memory, so the two do not overlap.
+        unsafe {
+            let from = self.base.add(at);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len());
+        }
+    }
+
+    /// Reads a number of the guest's in one piece, before all that is read after it. Panics outside the guest, and where
+    /// `at` is no multiple of 8.
+    pub(crate) fn load(&self, at: usize) -> u64 {
+        u64::from_le(self.number(at).load(Ordering::Acquire))
+    }
+
+    /// Writes a number for the guest in one piece. Panics as [`Self::load`] does.
+    pub(crate) fn store(&self, at: usize, number: u64) {
+        self.number(at).store(number.to_le(), Ordering::Release);
+    }
+
+    fn number(&self, at: usize) -> &AtomicU64 {
+        assert!(
+            at % 8 == 0 && at + 8 <= self.bytes,
+            "{at} is no number of the guest's"
+        );
+        // SAFETY: the assertion keeps the number inside the mapping, which is page-aligned and outlives the reference;
+        // an atomic may change under a reference, whoever changes it.
+        unsafe { AtomicU64::from_ptr(self.base.add(at).as_ptr().cast::<u64>()) }
     }
 
     /// The first page at or after `page` that may not be zero, or the number of pages.

@@ -7,6 +7,7 @@ mod backup;
 mod capture;
 mod change;
 mod chaos;
+mod clean;
 mod dash;
 mod debian;
 mod disk;

@@ -3,6 +3,7 @@
 //! Events are applied one at a time; actions are carried out in order; answers to work on memory
 //! are applied before the next action (`work`). A crash can come between any two actions.
 
+use crate::clean::Datagram;
 use crate::describe::Paced;
 use crate::disk::Write;
 use crate::hypervisor::{Due, Hypervisor, Order};
@@ -53,6 +54,14 @@ impl World {
     /// Applies the waiting events and carries out the actions that follow.
     pub(crate) fn turn(&mut self, who: ReplicaId) {
         while let Some(event) = self.process_mut(who).events.pop_front() {
+            if matches!(event, Event::Outputs(_) | Event::GuestPaused { .. }) {
+                if let Some(said) = self.take_replies(who) {
+                    let events = &mut self.process_mut(who).events;
+                    events.push_front(event);
+                    events.push_front(said);
+                    continue;
+                }
+            }
             if !matches!(event, Event::Tick) {
                 self.invariants.nothing_spins.busy(who);
             }
@@ -90,6 +99,18 @@ impl World {
         }
         self.reclaim(who);
         self.rearm(who);
+    }
+
+    /// What the guest has said of its datagrams; sometimes it is lost.
+    fn take_replies(&mut self, who: ReplicaId) -> Option<Event> {
+        let hypervisor = self.process_mut(who).hypervisor.as_mut()?;
+        let replies = hypervisor.guest.take_words();
+        if replies.is_empty() {
+            return None;
+        }
+        let lost = self.chance.work.chance(0.02);
+        let replies = if lost { Vec::new() } else { replies };
+        Some(Event::Replies { replies, lost })
     }
 
     /// Reclaims on the disk the entries that the log has reclaimed.
@@ -218,6 +239,11 @@ impl World {
             Action::SaveState => self.order(who, Order::Save),
             Action::Probe => self.order(who, Order::Probe),
             Action::LoadState(state) => self.order(who, Order::Load(state.bytes)),
+            Action::TellCut(sync) => {
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    hypervisor.guest.tell_cut(sync.0);
+                }
+            }
             Action::Scan(_)
             | Action::Hash { .. }
             | Action::HashSubpages { .. }
@@ -408,7 +434,12 @@ impl World {
         let is_late = self.processes[usize::from(who.0)].was_suspended && one.is_late(view);
         let check = match is_late {
             true => Ok(()),
-            false => one.released(who, view, slot, on_match),
+            false => one.released(
+                who,
+                view,
+                slot,
+                on_match || self.scenario.has_clean_replies(),
+            ),
         };
         self.check(check);
         let others = in_sync.iter().filter(|member| *member != who);
@@ -421,7 +452,10 @@ impl World {
             on_match,
         };
         for frame in &frames {
-            let spoken = Spoken::decode(frame).expect("the guest's frames decode");
+            let datagram = Datagram::decode(frame);
+            let spoken = datagram.map(|datagram| datagram.as_spoken());
+            let spoken = spoken.or_else(|| Spoken::decode(frame));
+            let spoken = spoken.expect("the guest's frames decode");
             if spoken.resets {
                 self.coverage
                     .hit("guest: a connection of before its reset is refused");
@@ -435,6 +469,10 @@ impl World {
                 true => shown.released_late(&release, at, &spoken, all),
                 false => shown.released(&release, at, &spoken, all),
             };
+            if datagram.is_some() {
+                self.check(check);
+                continue;
+            }
             let guesses = on_match && !release.members.is_empty();
             let order = seen
                 .inputs_in_order

@@ -18,6 +18,9 @@ impl World {
                 let matched = u64::from(report.matched);
                 self.coverage
                     .add("match: frames released on match", matched);
+                let clean = u64::from(report.clean);
+                self.coverage
+                    .add("clean: frames released before their sync", clean);
             }
             Note::SyncFailed { .. } => self.process_mut(who).phase = None,
             _ => {}

@@ -17,21 +17,20 @@
 //!
 //! In some seeds guests end by themselves ([`Ends`]).
 
+use crate::clean::Told;
 use crate::history::{Histories, Step};
 use crate::request::{Answered, Request};
 use crate::rng::{Rng, mix};
 use crate::spoken::{Spoken, WORD_BYTES};
-use plover_types::{Frame, Micros, PageNo, PageSet, wire};
+use plover_types::{Frame, Micros, PageSet, Reply, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+mod datagrams;
 mod ends;
 mod memory;
 
 pub use ends::{AtEnd, Ends, GuestEnd, Life, Power};
-
-/// Queues that the devices have at most: an older one is taken down for a new one.
-const QUEUES_MAX: usize = 4;
 
 /// Pages that every device reset writes.
 const RESET_PAGES: [u32; 2] = [1, 2];
@@ -55,6 +54,8 @@ pub struct GuestHabits {
     pub queues: f64,
     /// How often it ends, and what becomes of it.
     pub ends: Ends,
+    /// How often a timer tick sends a [datagram](crate::clean).
+    pub datagrams: f64,
 }
 
 impl GuestHabits {
@@ -117,6 +118,10 @@ pub struct Devices {
     /// Each client's stream.
     streams: BTreeMap<u8, Stream>,
     life: Life,
+    /// The history that its disks show, if it has some.
+    flushed: u64,
+    /// Its last cut, once it was told of one.
+    told: Option<Told>,
     /// The pages of its queues. Its driver has written each when it set the queue up.
     queues: Vec<u32>,
 }
@@ -138,6 +143,8 @@ pub struct FakeGuest {
     /// How its last step has ended it, and how its next one is to end it.
     ended: Option<GuestEnd>,
     ends_next: Option<GuestEnd>,
+    /// What it has said of its datagrams.
+    words: Vec<Reply>,
 }
 
 impl FakeGuest {
@@ -156,6 +163,8 @@ impl FakeGuest {
                 registers: rng.word(),
                 streams: BTreeMap::new(),
                 life: Life::default(),
+                flushed: history,
+                told: None,
                 queues: Vec::new(),
             },
             devices_clean: true,
@@ -163,6 +172,7 @@ impl FakeGuest {
             strange: None,
             ended: None,
             ends_next: None,
+            words: Vec::new(),
             habits,
             rng,
         };
@@ -173,37 +183,6 @@ impl FakeGuest {
             guest.scribble();
         }
         guest
-    }
-
-    fn write(&mut self, page: u32, value: u64) {
-        self.memory[page as usize] = value;
-        self.dirty.insert(PageNo(page));
-    }
-
-    /// Writes a page with random content, so that it differs between the two sides.
-    fn scribble(&mut self) {
-        let page = self.any_page();
-        let value = self.rng.word();
-        self.write(page, value);
-    }
-
-    fn any_page(&mut self) -> u32 {
-        self.rng.range(3, u64::from(self.habits.ram_pages()) - 1) as u32
-    }
-
-    /// A transaction on its disks: all of their blocks, or none.
-    fn write_disks(&mut self, history: u64) {
-        for page in self.habits.ram_pages()..self.habits.pages {
-            self.write(page, history);
-        }
-    }
-
-    /// The blocks of its disks, by page.
-    pub fn disk_blocks(&self) -> Vec<(u32, u64)> {
-        let pages = self.habits.ram_pages()..self.habits.pages;
-        pages
-            .map(|page| (page, self.memory[page as usize]))
-            .collect()
     }
 
     /// How long until its next step is due, if it runs.
@@ -274,6 +253,7 @@ impl FakeGuest {
                 sent.extend(self.open(OWN_ACCORD, connection, histories));
                 sent.push(self.say(OWN_ACCORD, &[word], histories));
             }
+            sent.extend(self.send_datagram());
         }
         sent
     }
@@ -445,16 +425,6 @@ impl FakeGuest {
         }
     }
 
-    /// The driver of a device sets up a queue at an empty page.
-    fn set_up_queue(&mut self, word: u64) {
-        let page = 3 + (word % (u64::from(self.habits.ram_pages()) - 3)) as u32;
-        self.write(page, 0);
-        self.devices.queues.push(page);
-        if self.devices.queues.len() > QUEUES_MAX {
-            self.devices.queues.remove(0);
-        }
-    }
-
     /// The name of its history.
     pub fn history(&self) -> u64 {
         self.devices.history
@@ -471,6 +441,8 @@ impl FakeGuest {
             registers: self.rng.word(),
             streams: BTreeMap::new(),
             life: self.devices.life,
+            flushed: 0,
+            told: None,
             queues: Vec::new(),
         };
         self.devices_clean = true;

@@ -43,6 +43,7 @@
 
 mod alone;
 mod areas;
+pub mod clean;
 pub mod clients;
 pub mod clock;
 pub mod copy;

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 24] = [
+pub const CANARIES: [(&str, Canary); 25] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("deaf-to-versions", Canary::DeafToVersions),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
@@ -18,6 +18,7 @@ pub const CANARIES: [(&str, Canary); 24] = [
     ("ack-before-disks", Canary::AckBeforeDisks),
     ("release-without-match", Canary::ReleaseWithoutMatch),
     ("ignore-acks", Canary::IgnoreAcks),
+    ("clean-before-ack", Canary::CleanBeforeAck),
     ("trust-old-generation", Canary::TrustOldGeneration),
     ("warm-forgets-syncs", Canary::WarmForgetsSyncs),
     ("forget-numbers", Canary::ForgetNumbers),

@@ -79,6 +79,7 @@ impl Scenario {
             tick: (5_000, 60_000),
             queues: rng.pick(&[0.0, 0.01, 0.05]),
             ends: Ends::default(),
+            datagrams: 0.0,
         };
         let hypervisor = HypervisorHabits {
             guest,
@@ -124,6 +125,12 @@ impl Scenario {
             faults_alone: false,
             config,
         }
+    }
+
+    /// Lets guests send datagrams of which most are clean, this often.
+    pub fn send_datagrams(&mut self, chance: f64) {
+        self.hypervisor.guest.datagrams = chance;
+        self.config.clean_replies = chance > 0.0;
     }
 
     /// Lets no link fail: every record arrives, unless one of the two ends dies.
@@ -179,6 +186,11 @@ impl Scenario {
     /// Whether outputs go out when both guests have sent them.
     pub fn releases_on_match(&self) -> bool {
         self.config.policy.release == ReleaseWhen::Matched
+    }
+
+    /// Whether replies that the guest calls clean leave before their slot's sync.
+    pub fn has_clean_replies(&self) -> bool {
+        self.config.clean_replies
     }
 
     /// Whether the secondary's guest stands still, and has checkpoints.
@@ -292,6 +304,7 @@ fn draw_config(
         unprotected_output,
         layout: PageLayout::new(guest.ram_pages(), guest.disk_blocks),
         needs_reset,
+        clean_replies: false,
         // Taken from a value drawn before, so that seeds that documents cite stay what they are.
         warm: match guest.pages % 4 {
             2 => Warm::Disk,

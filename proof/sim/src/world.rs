@@ -2,6 +2,7 @@
 
 use crate::alone;
 use crate::areas::Areas;
+use crate::clean;
 use crate::clients::Clients;
 use crate::clock::{CLOCK_STREAM, Clock};
 use crate::coverage::Coverage;
@@ -140,6 +141,7 @@ impl World {
         }
         let life = Life::draw(seed, alone);
         scenario.hypervisor.guest.ends = life.ends();
+        scenario.send_datagrams(clean::chance_of(seed));
         if options.replicas == 2 && !options.cuts {
             scenario.hold_links();
         }

@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 97] = [
+const REACHED: [&str; 98] = [
     "upgrade: a replica is upgraded",
     "upgrade: a replica is taken back",
     "upgrade: a replica learns of a version",
@@ -75,6 +75,7 @@ const REACHED: [&str; 97] = [
     "work: a copy's read put off",
     "match: a message was lost",
     "match: frames released on match",
+    "clean: frames released before their sync",
     "match: outputs differ",
     "pace: an input waits for the secondary's guest",
     "pace: the guest is as far as the leader's was",
@@ -184,6 +185,16 @@ fn a_release_without_a_match_is_caught() {
     catches(
         &under("hybrid", Canary::ReleaseWithoutMatch),
         20,
+        &["external_consistency"],
+    );
+}
+
+/// A datagram that says what the guest said at a cut leaves before another replica holds that cut.
+#[test]
+fn a_clean_reply_before_its_cut_is_acknowledged_is_caught() {
+    catches(
+        &with(Canary::CleanBeforeAck),
+        200,
         &["external_consistency"],
     );
 }

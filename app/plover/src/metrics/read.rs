@@ -274,6 +274,7 @@ pub fn outputs(status: &Value) -> Vec<Sample> {
     let by = [
         ("sync", "/sync/totals/outputs"),
         ("match", "/sync/totals/matched"),
+        ("clean", "/sync/totals/clean"),
     ];
     labelled(status, "cleared_by", &by, number)
 }

@@ -113,7 +113,7 @@ pub const METRICS: &[Metric] = &[
     metric("sync_sent_subpages", Counter, None, &[], Number("/sync/totals/subpages"), "Subpages of divergent pages that were sent"),
     metric("sync", Counter, Some(Bytes), &["kind"], Many(read::sync_bytes), "Bytes of syncs: hashes and bitmaps, contents of pages, device state"),
     // Outputs.
-    metric("outputs", Counter, None, &["cleared_by"], Many(read::outputs), "Frames of the guest that left: after a sync, or on a match"),
+    metric("outputs", Counter, None, &["cleared_by"], Many(read::outputs), "Frames of the guest that left: after a sync, on a match, or as clean replies"),
     metric("held_outputs", Gauge, None, &[], Number("/held_outputs"), "Frames of the guest that are held at present"),
     metric("held_output_age", Gauge, Some(Seconds), &[], Micros("/outputs/oldest_us"), "The age of the oldest frame that is held on the leader"),
     metric("output_wait", Histogram, Some(Seconds), &[], Buckets("/outputs/held_histogram"), "How long frames waited between the guest and the clients"),

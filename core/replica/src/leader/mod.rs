@@ -13,6 +13,7 @@
 //! them, and [`join`] brings up a new secondary.
 
 mod announcements;
+pub(crate) mod clean;
 mod inputs;
 pub(crate) mod join;
 pub(crate) mod matching;
@@ -24,6 +25,7 @@ pub(crate) mod sync;
 mod tests;
 
 use self::announcements::Announcements;
+use self::clean::CleanReplies;
 use self::join::LeadJoin;
 use self::matching::Matching;
 use self::slot::Slot;
@@ -53,6 +55,7 @@ pub(crate) struct Leader {
     /// The running syncvm.
     pub sync: Option<LeadSync>,
     pub matching: Matching,
+    pub clean: CleanReplies,
     /// The running attempt to bring up a secondary.
     pub join: Option<LeadJoin>,
     pub next_join_at: Micros,
@@ -83,6 +86,7 @@ impl Leader {
             slot: Slot::new(now),
             sync: None,
             matching: Matching::new(config),
+            clean: CleanReplies::new(),
             join: None,
             next_join_at: Micros::ZERO,
             partner: None,

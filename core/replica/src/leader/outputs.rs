@@ -23,6 +23,7 @@ impl Leader {
     /// may have been replaced without knowing; the lease says how long that is impossible.
     pub(crate) fn release_what_is_safe(&mut self, cx: &mut Context) {
         self.clear_what_is_matched(cx);
+        self.clear_what_is_clean(cx);
         if cx.now >= cx.group.core.lease_until() {
             return;
         }

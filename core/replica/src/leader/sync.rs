@@ -305,10 +305,14 @@ impl Leader {
         });
         cx.operators.cut(number);
         run.report.matched = self.matching.cut(number, run.rests, &mut cx.rules.matching);
+        run.report.clean = self.clean.cut(number);
         self.slot.printed = false;
         cx.guest.pace.begin();
         run.last_progress = now;
         run.enter(Phase::Scan, now);
+        if cx.config.clean_replies {
+            cx.out.push(Action::TellCut(number));
+        }
         cx.ask(Job::LeadSync(number), Action::Scan);
         // Memory first, as in a migration. It is also quicker: protecting pages interrupts every CPU
         // on which the hypervisor runs at the moment.

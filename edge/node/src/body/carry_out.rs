@@ -56,6 +56,11 @@ impl Body {
                 self.backup.loads(&state.bytes);
                 self.order(VmCommand::LoadState(state));
             }
+            Action::TellCut(sync) => {
+                if let Some(vm) = &mut self.vm {
+                    vm.tell_cut(sync);
+                }
+            }
             Action::Scan(job) => self.begin(Work::Scan(job)),
             Action::Hash { job, key, pages } => {
                 self.begin(Work::Hash(job, key, pages, Vec::new()));
@@ -159,6 +164,9 @@ impl Body {
     fn change_role(&mut self, from: Role, to: Role) {
         self.role = to;
         self.times_deposed += u64::from(to == Role::Deposed);
+        if let Some(vm) = &mut self.vm {
+            vm.forget_replies();
+        }
         if from == Role::Leader {
             self.dismiss_operators();
         }

@@ -61,7 +61,13 @@ impl Body {
                         None => continue,
                     }
                 }
-                VmEvent::Paused => self.paused(),
+                VmEvent::Paused => {
+                    let paused = self.paused();
+                    if let Some(said) = self.take_replies() {
+                        self.apply(said)?;
+                    }
+                    paused
+                }
                 VmEvent::Resumed => Event::GuestResumed,
                 VmEvent::ResetDone => match self.guest_reset() {
                     Some(event) => event,
@@ -122,12 +128,24 @@ impl Body {
         self.outputs_left = outputs.len() == FRAMES_PER_TURN;
         if !outputs.is_empty() {
             self.announcement.learn(&outputs);
+            if let Some(said) = self.take_replies() {
+                self.apply(said)?;
+            }
             self.apply(Event::Outputs(outputs))?;
             if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
                 self.crash();
             }
         }
         Ok(())
+    }
+
+    /// What programs in this leader's guest have said of their replies. Each says it before it sends the reply.
+    fn take_replies(&mut self) -> Option<Event> {
+        let leads = self.role == Role::Leader && self.config.policy.clean_replies;
+        let vm = self.vm.as_mut().filter(|_| leads)?;
+        let mut replies = Vec::new();
+        let lost = vm.take_replies(&mut replies);
+        (lost || !replies.is_empty()).then_some(Event::Replies { replies, lost })
     }
 
     /// The guest is paused: collects all frames that it has sent and all inputs that it has not consumed.

@@ -79,6 +79,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "disk.path",
             "disk.raw",
             "net.tap",
+            "policy.clean_replies",
             "policy.guard_mib",
             "paths.state_dir",
             "paths.run_dir",

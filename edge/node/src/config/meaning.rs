@@ -161,6 +161,7 @@ impl ReplicaConfig {
             needs_reset: qemu.machine.needs_reset(),
             warm: self.group.warm_witness,
             warm_bytes_per_s: tuning.warm_bytes_per_s,
+            clean_replies: policy.clean_replies,
             drained: false,
             subpages: tuning.subpages,
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,

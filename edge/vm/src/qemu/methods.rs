@@ -7,9 +7,11 @@ use super::{NIC, Phase, QemuVm};
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::thread_state::ThreadState;
-use crate::{VmCommand, VmError, VmEvent, hash};
+use crate::{VmCommand, VmError, VmEvent, clean, hash};
 use plover_disk::Attachment;
-use plover_types::{Digest, Frame, HashKey, PageLayout, PageNo, PageSet, Unconsumed};
+use plover_types::{
+    Digest, Frame, HashKey, PageLayout, PageNo, PageSet, Reply, SyncNo, Unconsumed,
+};
 use rustix::event::epoll;
 use rustix::fd::AsRawFd;
 use serde_json::Value;
@@ -92,6 +94,9 @@ impl QemuVm {
     /// write-protects them again in the same step.
     pub fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
         let layout = self.layout();
+        if self.clean.take_dirty() {
+            dirty.insert(clean::PAGE);
+        }
         if let Some(disks) = &self.disks {
             disks.scan(layout, dirty);
         }
@@ -102,6 +107,23 @@ impl QemuVm {
                 source: std::io::ErrorKind::NotConnected.into(),
             }),
         }
+    }
+
+    /// Tells programs in the guest, which stands, that it stands at this cut. The next [`Self::scan_dirty`] reports the
+    /// page.
+    pub fn tell_cut(&mut self, sync: SyncNo) {
+        self.clean.tell_cut(&self.ram, sync);
+    }
+
+    /// Adds what programs in the guest have said of their replies since the last call, or the last
+    /// [`Self::forget_replies`]. Returns whether some of it is lost.
+    pub fn take_replies(&mut self, replies: &mut Vec<Reply>) -> bool {
+        self.clean.take(&self.ram, replies)
+    }
+
+    /// What they have said so far is of no use any more.
+    pub fn forget_replies(&mut self) {
+        self.clean.begin_anew();
     }
 
     /// The keyed hash of each page, in order; all cores hash.

@@ -45,6 +45,7 @@ pub(crate) mod process;
 mod startup;
 mod words;
 
+use crate::clean::Channel;
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
@@ -124,6 +125,8 @@ pub struct QemuVm {
     /// Whether QEMU takes orders over `order_link`.
     direct: bool,
     tracker: Option<DirtyTracker>,
+    /// What programs in the guest say of their replies.
+    clean: Channel,
     epoll: OwnedFd,
     phase: Phase,
     heard: Heard,

@@ -5,6 +5,7 @@ use super::links::{AgentLink, Answer, OrderLink};
 use super::process::{self, Ends, Process};
 use super::{AGENT, CONSOLE, GUEST_AGENT, NIC, ORDERS, PROCESS, QMP, STDERR, WAKE};
 use super::{Heard, Loads, Orders, Phase, Purpose, QemuVm};
+use crate::clean::Channel;
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
@@ -127,6 +128,7 @@ impl QemuVm {
             order_end: order_end.as_raw_fd(),
             direct: false,
             tracker: None,
+            clean: Channel::default(),
             epoll,
             sizes,
             phase: Phase::Hello,

@@ -230,6 +230,8 @@ impl FakeGuest {
             work: Some((Frame(Vec::new()), boot)),
             registers: self.rng.word(),
             streams,
+            flushed: self.devices.flushed,
+            told: None,
             life: self.devices.life,
             queues: Vec::new(),
         };

@@ -26,7 +26,52 @@ fn seed(key: &HashKey, at: usize) -> u64 {
     }
 }
 
+/// Queues that the devices have at most: an older one is taken down for a new one.
+const QUEUES_MAX: usize = 4;
+
 impl FakeGuest {
+    pub(super) fn write(&mut self, page: u32, value: u64) {
+        self.memory[page as usize] = value;
+        self.dirty.insert(PageNo(page));
+    }
+
+    /// Writes a page with random content, so that it differs between the two sides.
+    pub(super) fn scribble(&mut self) {
+        let page = self.any_page();
+        let value = self.rng.word();
+        self.write(page, value);
+    }
+
+    pub(super) fn any_page(&mut self) -> u32 {
+        self.rng.range(3, u64::from(self.habits.ram_pages()) - 1) as u32
+    }
+
+    /// A transaction on its disks: all of their blocks, or none.
+    pub(super) fn write_disks(&mut self, history: u64) {
+        for page in self.habits.ram_pages()..self.habits.pages {
+            self.write(page, history);
+        }
+        self.devices.flushed = history;
+    }
+
+    /// The blocks of its disks, by page.
+    pub fn disk_blocks(&self) -> Vec<(u32, u64)> {
+        let pages = self.habits.ram_pages()..self.habits.pages;
+        pages
+            .map(|page| (page, self.memory[page as usize]))
+            .collect()
+    }
+
+    /// The driver of a device sets up a queue at an empty page.
+    pub(super) fn set_up_queue(&mut self, word: u64) {
+        let page = 3 + (word % (u64::from(self.habits.ram_pages()) - 3)) as u32;
+        self.write(page, 0);
+        self.devices.queues.push(page);
+        if self.devices.queues.len() > QUEUES_MAX {
+            self.devices.queues.remove(0);
+        }
+    }
+
     /// Collects and clears the dirty bits.
     pub fn scan(&mut self) -> PageSet {
         std::mem::replace(&mut self.dirty, PageSet::new(self.habits.pages))

@@ -42,6 +42,7 @@ impl Leader {
             self.slot.is_due = true;
         } else {
             self.matching.acknowledged(number);
+            self.clean.acknowledged = Some((from, number));
             self.operators_synced(cx, number);
             run.report.outputs = self.clear_for_release(cx, held) as u32;
         }

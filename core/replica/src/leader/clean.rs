@@ -1,0 +1,147 @@
+//! Clean replies: a datagram leaves before the sync that ends its slot, if the guest's state at an acknowledged cut says
+//! the same (COLO++ §3.3; docs/decisions/0065 has why that is sound).
+//!
+//! ```text
+//!  leader's node          guest                              this module
+//!  TellCut(n) ──────────▶ a program reads n
+//!                         nothing that the reply says
+//!                         was written since n
+//!                         Reply(clean as of n) ────────────▶ said: waits for its frame
+//!                         the datagram ────────────────────▶ sent: the frame is clean as of n
+//!                                                            n is acknowledged ─▶ clients
+//! ```
+//!
+//! The guest's word is trusted: one that says rubbish breaks the promises to its own clients, and nothing else. Each
+//! datagram of a program is said, clean or not. So of two that look alike, one that is not clean is never taken for one
+//! that is.
+
+use super::Leader;
+use crate::canary::canary;
+use crate::context::Context;
+use plover_packets::{FlowKey, Packet, Route};
+use plover_types::{Frame, OutputNo, ReplicaId, Reply, SyncNo, fnv1a};
+use std::collections::VecDeque;
+
+/// Words that wait for their frames at most. The guest's network card and its queues hold fewer datagrams.
+const WORDS_MAX: usize = 4096;
+
+/// Replies of the leader's guest that programs in it have spoken of.
+#[derive(Debug)]
+pub(crate) struct CleanReplies {
+    /// The slot that runs.
+    slot: SyncNo,
+    /// The newest sync that was acknowledged, and by whom.
+    pub acknowledged: Option<(ReplicaId, SyncNo)>,
+    /// Words whose frame has not come.
+    words: VecDeque<Reply>,
+    /// Some words are lost, so until the next cut no frame counts as clean.
+    is_deaf: bool,
+    /// The clean frames that wait, in their order, and the cuts that they wait for.
+    waiting: Vec<(OutputNo, SyncNo)>,
+    /// Frames of this slot that went out as clean.
+    released: u32,
+}
+
+impl CleanReplies {
+    pub fn new() -> Self {
+        Self {
+            slot: SyncNo(0),
+            acknowledged: None,
+            words: VecDeque::new(),
+            is_deaf: false,
+            waiting: Vec::new(),
+            released: 0,
+        }
+    }
+
+    /// Programs in the guest have said this; `lost`: and more, which is lost.
+    pub fn said(&mut self, replies: Vec<Reply>, lost: bool) {
+        if lost || self.words.len() + replies.len() > WORDS_MAX {
+            self.words.clear();
+            self.is_deaf = true;
+        }
+        if !self.is_deaf {
+            self.words.extend(replies);
+        }
+    }
+
+    /// Our guest has sent this.
+    pub fn sent(&mut self, no: OutputNo, frame: &Frame) {
+        if self.words.is_empty() {
+            return;
+        }
+        let Packet::Datagram(FlowKey::Ip(route), payload) = Packet::of(frame) else {
+            return;
+        };
+        if let Some(cut) = self.take_word(&route, payload) {
+            self.waiting.push((no, cut));
+        }
+    }
+
+    /// The cut as of which a datagram is clean. One of several words that fit is used up, and one that is not clean
+    /// first.
+    fn take_word(&mut self, route: &Route, payload: &[u8]) -> Option<SyncNo> {
+        let is_of_route = |word: &Reply| {
+            let (address, port) = word.guest;
+            word.protocol == route.protocol
+                && word.client == route.destination
+                && port == route.source.1
+                && address.is_none_or(|address| address == route.source.0)
+                && word.bytes as usize == payload.len()
+        };
+        let mut hash = None;
+        let mut fits = |word: &Reply| {
+            is_of_route(word) && word.hash == *hash.get_or_insert_with(|| fnv1a(payload))
+        };
+        let mut found = None;
+        for (at, word) in self.words.iter().enumerate().filter(|(_, word)| fits(word)) {
+            if word.clean_as_of.is_none() {
+                found = Some(at);
+                break;
+            }
+            found = found.or(Some(at));
+        }
+        self.words.remove(found?)?.clean_as_of
+    }
+
+    /// The guest stands at the cut of a sync: the slot ends. Returns how many of its frames went out as clean.
+    pub fn cut(&mut self, sync: SyncNo) -> u32 {
+        self.slot = sync.next();
+        self.waiting.clear();
+        self.is_deaf = false;
+        std::mem::take(&mut self.released)
+    }
+}
+
+impl Leader {
+    /// Frames that are clean as of an acknowledged cut are as good as synced: they may go.
+    pub(crate) fn clear_what_is_clean(&mut self, cx: &mut Context) {
+        if self.clean.waiting.is_empty() {
+            return;
+        }
+        let leads = self.serving && self.proposed.is_none();
+        let secondary = self.secondary(cx).filter(|_| leads);
+        // Another secondary holds an acknowledged cut from the first sync on that it has acknowledged itself.
+        let by_it = |(peer, _): &(ReplicaId, SyncNo)| Some(*peer) == secondary;
+        let Some((_, acknowledged)) = self.clean.acknowledged.filter(by_it) else {
+            return;
+        };
+        let too_early = canary!(cx, CleanBeforeAck);
+        let mut numbers = Vec::new();
+        self.clean.waiting.retain(|(no, cut)| {
+            let is_safe = *cut <= acknowledged || too_early;
+            if is_safe {
+                numbers.push(*no);
+            }
+            !is_safe
+        });
+        let (frames, _) = cx.outputs.guard.take(&numbers);
+        self.clean.released += frames.len() as u32;
+        if !frames.is_empty() {
+            cx.outputs.cleared.push_back((self.clean.slot, frames));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
