@@ -42,7 +42,7 @@
  *   thread that has read it, and that thread goes on to send the same reply. Data that was read after C
  *   and has a stamp below C is as it was at C.
  * - The cut is read before the keys. If a pause falls after that, the reply says a cut that is past, and
- *   the host does not let it leave early.
+ *   the keys show that it holds for that one too: the state at the later cut says the same.
  * - After a takeover the process goes on in another host from the state at the last cut. The table and
  *   the channel are part of that state.
  *
