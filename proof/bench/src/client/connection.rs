@@ -1,10 +1,12 @@
 //! One connection with one batch of requests outstanding.
 
+use super::datagrams::Datagrams;
 use super::traffic::Traffic;
 use anyhow::{Context, Result, bail};
+use mio::event::Source;
 use mio::net::TcpStream;
 use plover_types::SplitMix64;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -15,9 +17,39 @@ pub(super) struct Answered {
     pub at: Instant,
 }
 
+/// The bytes' way to the server.
+#[derive(Debug)]
+enum Link {
+    Stream(TcpStream),
+    Datagrams(Datagrams),
+}
+
+impl Link {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Stream(stream) => stream.write(bytes),
+            Self::Datagrams(socket) => socket.ask(bytes),
+        }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Stream(stream) => stream.read(bytes),
+            Self::Datagrams(socket) => socket.hear(bytes),
+        }
+    }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match self {
+            Self::Stream(stream) => stream.take_error(),
+            Self::Datagrams(_) => Ok(None),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub stream: TcpStream,
+    link: Link,
     traffic: Traffic,
     batch: u32,
     random: SplitMix64,
@@ -31,9 +63,12 @@ pub(super) struct Connection {
 impl Connection {
     /// Begins to connect; the first batch goes out as soon as that is done.
     pub fn open(to: SocketAddr, traffic: Traffic, batch: u32, seed: u64) -> Result<Self> {
-        let stream = TcpStream::connect(to).with_context(|| format!("cannot connect to {to}"))?;
+        let link = match traffic.is_datagrams() {
+            true => Datagrams::open(to).map(Link::Datagrams),
+            false => TcpStream::connect(to).map(Link::Stream),
+        };
         let mut connection = Self {
-            stream,
+            link: link.with_context(|| format!("cannot connect to {to}"))?,
             traffic,
             batch,
             random: SplitMix64::new(seed),
@@ -45,6 +80,25 @@ impl Connection {
         };
         connection.compose();
         Ok(connection)
+    }
+
+    /// What is polled.
+    pub fn source(&mut self) -> &mut dyn Source {
+        match &mut self.link {
+            Link::Stream(stream) => stream,
+            Link::Datagrams(socket) => socket.source(),
+        }
+    }
+
+    /// Asks again where a datagram may be lost.
+    pub fn repeat(&mut self, now: Instant) -> Result<()> {
+        match &mut self.link {
+            Link::Datagrams(socket) if socket.is_late(now) => {
+                self.written = 0;
+                self.write()
+            }
+            _ => Ok(()),
+        }
     }
 
     fn compose(&mut self) {
@@ -59,11 +113,11 @@ impl Connection {
 
     /// Writes what is left of the batch, as far as the socket takes it.
     pub fn write(&mut self) -> Result<()> {
-        if let Some(error) = self.stream.take_error()? {
+        if let Some(error) = self.link.take_error()? {
             return Err(error).context("a connection failed");
         }
         while self.written < self.out.len() {
-            match self.stream.write(&self.out[self.written..]) {
+            match self.link.write(&self.out[self.written..]) {
                 Ok(count) => self.written += count,
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock | ErrorKind::NotConnected => return Ok(()),
@@ -79,7 +133,7 @@ impl Connection {
     pub fn read(&mut self, answered: &mut Vec<Answered>) -> Result<()> {
         let mut bytes = [0; 64 << 10];
         loop {
-            match self.stream.read(&mut bytes) {
+            match self.link.read(&mut bytes) {
                 Ok(0) => bail!("the server closed a connection"),
                 Ok(count) => self.input.extend_from_slice(&bytes[..count]),
                 Err(error) => match error.kind() {

@@ -10,6 +10,7 @@
 //! counts begins, and its figures as one JSON object when that time is over.
 
 mod connection;
+mod datagrams;
 mod guest_clock;
 mod traffic;
 
@@ -30,6 +31,9 @@ const LATENCY_US_MAX: u64 = 600_000_000;
 
 /// How many requests that fill the server go out at a time.
 const FILLING: u64 = 500;
+
+/// How often requests that are lost are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long filling may wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -144,6 +148,10 @@ fn fill(options: &Options) -> Result<()> {
 }
 
 fn load(options: &Options, began: impl FnOnce() -> Result<()>) -> Result<Measured> {
+    ensure!(
+        options.batch == 1 || !options.traffic.is_datagrams(),
+        "a datagram holds one request: leave out --batch"
+    );
     let mut poll = Poll::new()?;
     let mut connections = Vec::new();
     for number in 0..options.connections {
@@ -151,8 +159,7 @@ fn load(options: &Options, began: impl FnOnce() -> Result<()>) -> Result<Measure
         let mut connection = Connection::open(to, traffic, batch, u64::from(number))?;
         let both = Interest::READABLE | Interest::WRITABLE;
         let token = Token(number as usize);
-        poll.registry()
-            .register(&mut connection.stream, token, both)?;
+        poll.registry().register(connection.source(), token, both)?;
         connections.push(connection);
     }
     let warm = Instant::now() + Duration::from_millis(options.warm_up_ms);
@@ -188,7 +195,7 @@ fn answers_until(
         if left.is_zero() {
             return Ok(());
         }
-        match poll.poll(&mut events, Some(left)) {
+        match poll.poll(&mut events, Some(left.min(LOOK_EVERY))) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             polled => polled?,
         }
@@ -200,6 +207,10 @@ fn answers_until(
             if event.is_readable() {
                 connection.read(answered)?;
             }
+        }
+        let now = Instant::now();
+        for connection in &mut *connections {
+            connection.repeat(now)?;
         }
     }
 }

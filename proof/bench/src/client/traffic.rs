@@ -18,12 +18,19 @@ pub(crate) enum Traffic {
     RedisTime,
     /// memcached: nineteen of twenty requests get, one sets; ten thousand keys, 100 bytes each.
     MemcachedReads,
+    /// The same over UDP, each request and each answer in a datagram.
+    MemcachedDatagrams,
 }
 
 impl Traffic {
     /// Whether a Redis takes it.
     pub fn is_of_redis(self) -> bool {
-        !matches!(self, Self::MemcachedReads)
+        !matches!(self, Self::MemcachedReads | Self::MemcachedDatagrams)
+    }
+
+    /// Whether it goes over UDP.
+    pub fn is_datagrams(self) -> bool {
+        self == Self::MemcachedDatagrams
     }
 
     /// Adds one request.
@@ -41,20 +48,20 @@ impl Traffic {
             Self::RedisMixed => write!(out, "*2\r\n$3\r\nGET\r\n$9\r\nkey:{key:05}\r\n"),
             Self::RedisIncr => write!(out, "*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n"),
             Self::RedisTime => write!(out, "*1\r\n$4\r\nTIME\r\n"),
-            Self::MemcachedReads if random.range(0, 19) == 0 => {
+            Self::MemcachedReads | Self::MemcachedDatagrams if random.range(0, 19) == 0 => {
                 write!(
                     out,
                     "set key:{key:05} 0 0 100\r\n{:0100}\r\n",
                     random.next_u64()
                 )
             }
-            Self::MemcachedReads => write!(out, "get key:{key:05}\r\n"),
+            Self::MemcachedReads | Self::MemcachedDatagrams => write!(out, "get key:{key:05}\r\n"),
         };
     }
 
     /// Requests that fill the server before anything is measured: `None` after the last.
     pub fn filling(self, number: u64) -> Option<String> {
-        let wanted = self == Self::MemcachedReads && number < KEYS;
+        let wanted = !self.is_of_redis() && number < KEYS;
         wanted.then(|| format!("set key:{number:05} 0 0 100\r\n{:0100}\r\n", number))
     }
 
@@ -65,7 +72,7 @@ impl Traffic {
     pub fn answer(self, bytes: &[u8]) -> Result<Option<usize>> {
         match self {
             Self::RedisMixed | Self::RedisIncr | Self::RedisTime => resp(bytes),
-            Self::MemcachedReads => memcached(bytes),
+            Self::MemcachedReads | Self::MemcachedDatagrams => memcached(bytes),
         }
     }
 }

@@ -59,7 +59,7 @@ const fn redis(traffic: Traffic, batch: u32) -> Client {
 }
 
 /// All of them, those of one guest in a row.
-pub(crate) const ALL: [Workload; 11] = [
+pub(crate) const ALL: [Workload; 12] = [
     Workload {
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
@@ -96,6 +96,18 @@ pub(crate) const ALL: [Workload; 11] = [
         client: Client::Own {
             port: 11211,
             traffic: Traffic::MemcachedReads,
+            connections: 16,
+            batch: 1,
+        },
+    },
+    Workload {
+        name: "memcached-udp",
+        what: "memcached, 19 of 20 requests get, 16 clients over UDP: with clean_replies most answers leave at once",
+        guest: "memcached",
+        writes: false,
+        client: Client::Own {
+            port: 11211,
+            traffic: Traffic::MemcachedDatagrams,
             connections: 16,
             batch: 1,
         },
