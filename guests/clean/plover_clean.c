@@ -12,6 +12,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -83,7 +84,9 @@ static bool open_descriptor(int fd, const char *what)
     struct stat status;
     if (fstat(fd, &status))
         return refuse(what, strerror(errno), "give it an open descriptor of /dev/mem");
-    bool memory = S_ISCHR(status.st_mode);
+    bool memory = S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 1);
+    if (!memory && !S_ISREG(status.st_mode))
+        return refuse(what, "it is neither /dev/mem nor a file", "give it an open descriptor of /dev/mem");
     if (memory && !kernel_leaves_low_memory())
         return refuse(what, "the kernel is older than 5.13 and may use this memory itself",
                       "use a newer kernel");
@@ -99,7 +102,8 @@ static bool open_descriptor(int fd, const char *what)
     flock(fd, LOCK_UN);
     if (!ready) {
         munmap(mapped, PLOVER_CLEAN_BYTES);
-        return refuse(what, "it was set up with other sizes", "reboot the guest, or use the same version everywhere");
+        return refuse(what, "it was set up with other sizes",
+                      "use the same version everywhere, and power the guest off and on");
     }
     channel = mapped;
     atomic_store(&all.stamp, atomic_load(&channel->cut));
@@ -119,7 +123,8 @@ bool plover_clean_open(void)
         const char *path = file ? file : "/dev/mem";
         int fd = open(path, O_RDWR | O_CLOEXEC);
         if (fd < 0) {
-            refuse(path, strerror(errno), "start the program as root, or pass it the open /dev/mem in PLOVER_CLEAN_FD");
+            refuse(path, strerror(errno),
+                   "start the program as root, or pass it the open /dev/mem in PLOVER_CLEAN_FD");
         } else {
             opened = open_descriptor(fd, path);
             close(fd);

@@ -184,6 +184,8 @@ static void a_miss_is_dirty(void)
     answer = ask("get none a\r\n");
     CHECK(is_dirty(answer, "VALUE a"));
     CHECK(is_clean(ask("get a a b a\r\n"), "VALUE a"));
+    ask("set a 0 0 3\r\nnew\r\n");
+    CHECK(is_dirty(ask("get none a b\r\n"), "VALUE a")); /* the first value is not that of the first key */
 }
 
 static void every_writing_command_makes_its_key_dirty(void)
@@ -230,7 +232,8 @@ static void what_is_unknown_makes_all_dirty(void)
 {
     static const char *requests[] = {
         "flush_all 1000\r\n", "version\r\n", "stats\r\n", "rubbish\r\n", "mg a v\r\n", "gat 0 a\r\n", "GET a\r\n",
-        "get a\r\nget b\r\n", "set b 0 0 3\r\nxyz\r\nset a 0 0 3\r\nabc\r\n", "set b 0 0 2\r\nxyz\r\n", "get a\tb\r\n", "get \x01\r\n",
+        "get a\r\nget b\r\n", "set b 0 0 3\r\nxyz\r\nset a 0 0 3\r\nabc\r\n", "set b 0 0 2\r\nxyz\r\n",
+        "get a\tb\r\n", "get \x01\r\n",
     };
     for (size_t at = 0; at < sizeof requests / sizeof *requests; at++) {
         fill();
@@ -316,6 +319,14 @@ static void bytes_over_tcp_make_all_dirty(void)
     usleep(100000);
     next_cut();
     CHECK(is_clean(ask("get a\r\n"), "VALUE a"));
+
+    /* memcached closes the connection, without another read. */
+    tcp = connect_tcp();
+    say_tcp(tcp, "get a\r\nquit\r\n", "VALUE");
+    usleep(50000);
+    next_cut();
+    CHECK(is_clean(ask("get a\r\n"), "VALUE a"));
+    close(tcp);
 
     /* A command in two pieces, and a cut between them. */
     tcp = connect_tcp();

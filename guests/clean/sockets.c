@@ -1,0 +1,300 @@
+/* Requests and replies on sockets: see sockets.h. */
+#define _GNU_SOURCE
+#include "sockets.h"
+#include "plover_clean.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* Of memcached's frame before each datagram: request, sequence, total, reserved. */
+#define FRAME_BYTES 8
+
+bool active;
+
+/* ---- sockets ---------------------------------------------------------------------------------- */
+
+/* Asked anew each time: descriptors are closed and used again in ways that are not seen here. */
+enum socket_kind kind_of(int fd)
+{
+    int error = errno, protocol = 0;
+    socklen_t bytes = sizeof protocol;
+    enum socket_kind kind = STREAM; /* also what is neither TCP nor UDP: all its bytes are unknown */
+    if (!active || getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes))
+        kind = NO_SOCKET;
+    else if (protocol == IPPROTO_UDP)
+        kind = DATAGRAMS;
+    errno = error;
+    return kind;
+}
+
+/* What is known of a descriptor. Only the thread that uses the descriptor changes it. */
+enum {
+    FILLED = 1,   /* the last read filled its buffer, so another may follow before anything is executed */
+    OPEN = 2,     /* of a stream: a write of everything is in progress */
+    SINGLE = 4,   /* of a stream: the last bytes were one whole command */
+    PIPELINED = 8 /* of a stream: once the bytes were not one whole command. Later bytes may be the rest */
+};
+#define DESCRIPTORS 65536
+static _Atomic uint8_t descriptors[DESCRIPTORS];
+
+static bool has(int fd, uint8_t flag)
+{
+    return fd < DESCRIPTORS && atomic_load(&descriptors[fd]) & flag;
+}
+
+static void set(int fd, uint8_t flag, bool on)
+{
+    if (fd >= DESCRIPTORS)
+        return;
+    if (on)
+        atomic_fetch_or(&descriptors[fd], flag);
+    else
+        atomic_fetch_and(&descriptors[fd], (uint8_t)~flag);
+}
+
+/* ---- streams ----------------------------------------------------------------------------------- */
+
+static void end_stream(int fd)
+{
+    if (has(fd, OPEN)) {
+        set(fd, OPEN, false);
+        plover_clean_end_all();
+    }
+}
+
+static void stream_read(int fd, const char *bytes, size_t count)
+{
+    struct request request;
+    request_parse(&request, bytes, count);
+    if (!has(fd, OPEN)) {
+        plover_clean_begin_all(); /* for ever, if the descriptor's number is too high for the table */
+        set(fd, OPEN, true);
+    }
+    if (!request.whole || has(fd, FILLED))
+        set(fd, PIPELINED, true);
+    set(fd, SINGLE, request.whole && !has(fd, PIPELINED));
+}
+
+static void stream_sent(int fd)
+{
+    if (has(fd, SINGLE))
+        end_stream(fd);
+}
+
+/* ---- datagrams ---------------------------------------------------------------------------------- */
+
+struct client {
+    uint8_t address[16];
+    uint16_t port;
+};
+
+/* The datagram that a thread has read from a descriptor, until the next read. */
+struct waiting {
+    bool used, key_begun, all_begun;
+    bool answered; /* nothing is expected any more, but writes may be in progress */
+    int fd;
+    struct client client;
+    uint16_t id;
+    struct request request;
+};
+/* memcached has one UDP descriptor for each thread and address that it listens on. */
+#define WAITING_MAX 16
+static _Thread_local struct waiting waiting[WAITING_MAX];
+
+static struct waiting *waiting_of(int fd)
+{
+    for (int at = 0; at < WAITING_MAX; at++)
+        if (waiting[at].used && waiting[at].fd == fd)
+            return &waiting[at];
+    return NULL;
+}
+
+static void end_writes(struct waiting *of)
+{
+    if (of->key_begun)
+        plover_clean_end(of->request.key[0]);
+    if (of->all_begun)
+        plover_clean_end_all();
+    of->key_begun = of->all_begun = false;
+}
+
+static bool client_of(const struct sockaddr *from, socklen_t bytes, struct client *client)
+{
+    memset(client, 0, sizeof *client);
+    if (from && bytes >= sizeof(struct sockaddr_in) && from->sa_family == AF_INET) {
+        const struct sockaddr_in *four = (const struct sockaddr_in *)from;
+        memcpy(client->address, &four->sin_addr, 4);
+        client->port = four->sin_port;
+        return true;
+    }
+    if (from && bytes >= sizeof(struct sockaddr_in6) && from->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)from;
+        memcpy(client->address, &six->sin6_addr, 16);
+        client->port = six->sin6_port;
+        return true;
+    }
+    return false;
+}
+
+static uint16_t id_of(const uint8_t *frame)
+{
+    return (uint16_t)(frame[0] << 8 | frame[1]);
+}
+
+/* Whether the frame is of a request in one datagram. */
+static bool single_frame(const uint8_t *frame)
+{
+    return !frame[2] && !frame[3] && !frame[4] && frame[5] == 1;
+}
+
+static void datagram_read(int fd, const char *bytes, size_t count, const struct sockaddr *from,
+                          socklen_t from_bytes, bool cut_short)
+{
+    struct waiting *now = waiting_of(fd);
+    if (now) {
+        /* The last read has filled its buffer. What is in progress stays so, and no reply is expected. */
+        now->answered = true;
+        if (!now->all_begun)
+            plover_clean_begin_all();
+        now->all_begun = true;
+        return;
+    }
+    for (now = waiting; now < waiting + WAITING_MAX && now->used; now++) {
+    }
+    if (now == waiting + WAITING_MAX) {
+        plover_clean_begin_all(); /* for ever: this many descriptors of one thread are not expected */
+        return;
+    }
+    const uint8_t *frame = (const uint8_t *)bytes;
+    *now = (struct waiting){.used = true, .fd = fd};
+    now->request.kind = UNKNOWN;
+    if (client_of(from, from_bytes, &now->client) && !cut_short && count > FRAME_BYTES && single_frame(frame)) {
+        now->id = id_of(frame);
+        request_parse(&now->request, bytes + FRAME_BYTES, count - FRAME_BYTES);
+    } else {
+        now->answered = true;
+    }
+    now->key_begun = now->request.kind == WRITE;
+    now->all_begun = now->request.kind == UNKNOWN;
+    if (now->key_begun)
+        plover_clean_begin(now->request.key[0]);
+    if (now->all_begun)
+        plover_clean_begin_all();
+}
+
+/* The request whose reply this datagram is, or NULL. */
+static struct waiting *asked_for(int fd, const struct sockaddr *to, socklen_t to_bytes, const struct iovec *parts,
+                                 size_t count)
+{
+    struct waiting *found = waiting_of(fd);
+    struct client client;
+    uint8_t frame[FRAME_BYTES];
+    size_t got = 0;
+    for (size_t part = 0; part < count && got < FRAME_BYTES; part++) {
+        size_t some = parts[part].iov_len < FRAME_BYTES - got ? parts[part].iov_len : FRAME_BYTES - got;
+        memcpy(frame + got, parts[part].iov_base, some);
+        got += some;
+    }
+    if (!found || found->answered || got < FRAME_BYTES || !client_of(to, to_bytes, &client) ||
+        memcmp(&client, &found->client, sizeof client) || id_of(frame) != found->id)
+        return NULL;
+    return found;
+}
+
+/* Reports a datagram that is about to be sent. */
+static void report(int fd, const struct sockaddr *to, socklen_t to_bytes, const struct iovec *parts, size_t count,
+                   struct request *after)
+{
+    struct waiting *reply_to = asked_for(fd, to, to_bytes, parts, count);
+    uint64_t cut = 0;
+    after->keys = 0;
+    if (reply_to && reply_to->request.kind == READ) {
+        *after = reply_to->request;
+        bool found = reply_follow(after, parts, count, FRAME_BYTES);
+        cut = plover_clean_cut();
+        for (unsigned key = 0; key < after->hits && cut; key++)
+            if (!plover_clean_unchanged(after->key[key], cut))
+                cut = 0;
+        if (!found || !after->hits)
+            cut = 0;
+    } else if (reply_to && reply_to->request.whole) {
+        end_writes(reply_to);
+        reply_to->answered = true;
+    }
+    plover_clean_report(fd, to, parts, count, cut);
+}
+
+static void datagram_sent(int fd, const struct request *after)
+{
+    struct waiting *reply_to = waiting_of(fd);
+    if (reply_to && after->keys) {
+        reply_to->request = *after;
+        reply_to->answered = after->done;
+    }
+}
+
+/* ---- both ---------------------------------------------------------------------------------------- */
+
+enum socket_kind before_read(int fd)
+{
+    enum socket_kind kind = kind_of(fd);
+    if (kind == NO_SOCKET || has(fd, FILLED))
+        return kind;
+    if (kind == STREAM) {
+        end_stream(fd);
+        return kind;
+    }
+    struct waiting *last = waiting_of(fd);
+    if (last) {
+        end_writes(last);
+        last->used = false;
+    }
+    return kind;
+}
+
+void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count, size_t room,
+                const struct sockaddr *from, socklen_t from_bytes, bool cut_short)
+{
+    int error = errno;
+    if (kind == NO_SOCKET)
+        return;
+    bool filled = count > 0 && (size_t)count >= room;
+    if (count > 0) {
+        if (kind == STREAM)
+            stream_read(fd, bytes, (size_t)count);
+        else
+            datagram_read(fd, bytes, (size_t)count, from, from_bytes, cut_short || filled);
+    }
+    set(fd, FILLED, filled);
+    /* The other end has closed. Its number may be another connection's soon. */
+    if (kind == STREAM && !count && room)
+        set(fd, PIPELINED, false);
+    errno = error;
+}
+
+enum socket_kind before_send(int fd, const struct msghdr *message, struct request *after)
+{
+    enum socket_kind kind = kind_of(fd);
+    after->keys = 0;
+    if (kind == STREAM)
+        stream_sent(fd);
+    if (kind == DATAGRAMS)
+        report(fd, message->msg_name, message->msg_namelen, message->msg_iov, message->msg_iovlen, after);
+    return kind;
+}
+
+void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after)
+{
+    if (kind == DATAGRAMS && count >= 0)
+        datagram_sent(fd, after);
+}
+
+void before_close(int fd)
+{
+    if (active && fd >= 0 && fd < DESCRIPTORS) {
+        end_stream(fd);
+        atomic_store(&descriptors[fd], 0);
+    }
+}

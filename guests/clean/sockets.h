@@ -1,0 +1,49 @@
+/* What the sockets of a memcached that is left unchanged have read and sent, and so what is being written and which
+ * replies are clean.
+ *
+ *     read from a socket                what is in progress      until
+ *     get, gets (UDP)                   nothing
+ *     set, incr, delete ... (UDP)       a write of its key       its reply is sent, or *
+ *     one other line (UDP)              a write of everything    its reply is sent, or *
+ *     anything else (UDP)               a write of everything    *
+ *     one command (TCP)                 a write of everything    a reply is sent, or *
+ *     anything else (TCP)               a write of everything    *
+ *
+ *     *: the next read of the same socket begins, or (TCP) the socket is closed.
+ *
+ * This is right for a program that, like memcached,
+ * - executes all that it has read from a socket before it reads the socket again. One exception is known:
+ *   it may read on at once if the last read filled its buffer. So after such a read, the next one ends nothing.
+ * - uses each descriptor by one thread, and reads one datagram at a time.
+ * - changes an item in place only if no reply refers to it.
+ *
+ * A connection over TCP that has once sent several commands at once keeps all replies dirty while it is open and
+ * silent. */
+#ifndef PLOVER_CLEAN_SOCKETS_H
+#define PLOVER_CLEAN_SOCKETS_H
+
+#include "memcached.h"
+
+#include <stdbool.h>
+#include <sys/socket.h>
+
+enum socket_kind { NO_SOCKET, DATAGRAMS, STREAM };
+
+/* False until the channel is open: then there are no sockets for the functions here. */
+extern bool active;
+
+enum socket_kind kind_of(int fd);
+
+/* Around each call that reads. */
+enum socket_kind before_read(int fd);
+/* `count` is the call's result, `room` the buffer's size. */
+void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count, size_t room,
+                const struct sockaddr *from, socklen_t from_bytes, bool cut_short);
+
+/* Around each call that sends. `after` is what is known of the reply once it is sent. */
+enum socket_kind before_send(int fd, const struct msghdr *message, struct request *after);
+void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after);
+
+void before_close(int fd);
+
+#endif
