@@ -8,14 +8,14 @@ use plover_lab::prerequisites;
 use plover_lab::status::GroupStatus;
 use plover_node::{ConfigFile, Side};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs one replica until it is told to end.
-pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
-    let file = ConfigFile::load(config)?;
+pub fn run(path: &Path, form: LogForm) -> Result<ExitCode> {
+    let file = ConfigFile::load(path)?;
     let config = &file.config;
     let (log, output) = logging::of_replica(form, config);
     prerequisites::check_hypervisor(&config.qemu())?;
@@ -26,13 +26,15 @@ pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
     let _log_thread = output.in_background();
     // Before the replica starts: a signal with its default action would end the process and leave the
     // hypervisor running.
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let path = path.to_owned();
     plover_node::run(file, process, log, move |stop| {
         std::thread::spawn(move || {
             for signal in &mut signals {
                 match signal {
                     // The first one: it hands over, and ends then.
                     SIGTERM => stop.hand_over_and_stop(),
+                    SIGHUP => stop.reload(&path),
                     _ => stop.stop(),
                 }
             }

@@ -107,7 +107,7 @@ pub(crate) enum Restored {
     Forgotten,
 }
 
-/// Asks a running node to end, from a signal handler's thread.
+/// Asks a running node to end or to read its configuration again, from a signal handler's thread.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
     requests: Sender<Request>,
@@ -124,6 +124,18 @@ impl StopHandle {
     /// ends it at once.
     pub fn hand_over_and_stop(&self) {
         self.send(Request::Stop { at_once: false });
+    }
+
+    /// Has the node read its configuration file again, as `plover reload` does. Its log says what has changed.
+    pub fn reload(&self, config: &Path) {
+        let (handle, config) = (self.clone(), config.to_owned());
+        // The file's disk may hang, and the next signal is to be heard all the same.
+        std::thread::spawn(move || {
+            let answer = reload(&handle, &config, false);
+            if let Some(error) = answer["error"].as_str() {
+                tracing::error!(event = "reload_refused", "SIGHUP: {error}");
+            }
+        });
     }
 
     pub(crate) fn send(&self, request: Request) {

@@ -27,7 +27,7 @@
 //!
 //! If it is killed, the kernel kills the replica, and nobody reports anything: the others wait for the
 //! timeout. It has one thread, holds no lock, and does nothing until the replica ends but pass on
-//! `SIGTERM` and `SIGINT`, and kill the replica on `SIGABRT`, which systemd's watchdog sends.
+//! `SIGTERM`, `SIGINT` and `SIGHUP`, and kill the replica on `SIGABRT`, which systemd's watchdog sends.
 
 use crate::body::BoxError;
 use crate::config::ReplicaConfig;
@@ -191,7 +191,13 @@ impl Signals {
         // it and writes the old mask into `before`. All pointers are valid for these calls.
         unsafe {
             libc::sigemptyset(waited.as_mut_ptr());
-            for signal in [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGABRT] {
+            for signal in [
+                libc::SIGCHLD,
+                libc::SIGTERM,
+                libc::SIGINT,
+                libc::SIGHUP,
+                libc::SIGABRT,
+            ] {
                 libc::sigaddset(waited.as_mut_ptr(), signal);
             }
             if libc::sigprocmask(libc::SIG_BLOCK, waited.as_ptr(), before.as_mut_ptr()) != 0 {
@@ -221,12 +227,13 @@ impl Signals {
     }
 }
 
-/// Waits for the end of the replica's process, and passes on signals that ask for it.
+/// Waits for the end of the replica's process, and passes on signals that are for it.
 fn wait_for(child: Pid, signals: &Signals) -> io::Result<WaitStatus> {
     loop {
         match signals.wait() {
             Some(libc::SIGTERM) => drop(rustix::process::kill_process(child, Signal::TERM)),
             Some(libc::SIGINT) => drop(rustix::process::kill_process(child, Signal::INT)),
+            Some(libc::SIGHUP) => drop(rustix::process::kill_process(child, Signal::HUP)),
             // systemd's watchdog: the replica's loop hangs. It is killed here, and not together with this process, so that its
             // death is reported.
             Some(libc::SIGABRT) => drop(rustix::process::kill_process(child, Signal::KILL)),

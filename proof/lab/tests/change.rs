@@ -8,6 +8,7 @@ use plover_lab::grow::grow_disk;
 use plover_lab::options::{DiskImage, Options};
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{converse, overlay, prove, recover, role};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -36,6 +37,15 @@ fn effects(answer: &Value) -> Vec<(&str, &str)> {
 fn idle_threshold_us(lab: &Experiment, id: u8) -> Option<u64> {
     let status = lab.lab().status();
     status.replica(id)?.more.get("idle_threshold_us")?.as_u64()
+}
+
+/// Sends SIGHUP to a replica's supervisor, which systemd knows as the service.
+fn hang_up(replica: u32) -> Result<()> {
+    let stat = std::fs::read_to_string(format!("/proc/{replica}/stat"))?;
+    let (_, behind_name) = stat.rsplit_once(") ").context("a process has a name")?;
+    let supervisor = behind_name.split(' ').nth(1).context("and a parent")?;
+    let supervisor = Pid::from_raw(supervisor.parse()?).context("that lives")?;
+    Ok(kill_process(supervisor, Signal::HUP)?)
 }
 
 fn the_file_is_read_again(lab: &mut Experiment) -> Result<()> {
@@ -87,9 +97,21 @@ fn the_file_is_read_again(lab: &mut Experiment) -> Result<()> {
     ensure!(now.is_some_and(|now| now >= 2500), "{now:?} after {was:?}");
     let answer = reload(lab, leader, false)?;
     ensure!(effects(&answer) == told[1..], "{answer}");
+
+    // By a signal, as to any daemon: a wrong file changes nothing, and the right one of before is taken.
+    let process = lab.lab().control(leader).status()?.plover_pid;
+    std::fs::write(&path, &wrong)?;
+    hang_up(process)?;
+    lab.wait("the log says that the wrong file is refused", |lab| {
+        let order = json!({"op": "logs", "last": 50});
+        let said = lab.lab().control(leader).request(&order)?;
+        Ok(said.to_string().contains("trace_synks"))
+    })?;
     std::fs::write(&path, before)?;
-    reload(lab, leader, false)?;
-    Ok(())
+    hang_up(process)?;
+    lab.wait("the file is read again", |lab| {
+        Ok(reload(lab, leader, true)?["changes"] == json!([]))
+    })
 }
 
 /// The size of the first disk as the guest sees it.
