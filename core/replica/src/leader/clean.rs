@@ -78,6 +78,11 @@ impl CleanReplies {
         }
     }
 
+    /// All frames that waited have left.
+    pub fn all_left(&mut self) {
+        self.waiting.clear();
+    }
+
     /// The cut as of which a datagram is clean. One of several words that fit is used up, and one that is not clean
     /// first.
     fn take_word(&mut self, route: &Route, payload: &[u8]) -> Option<SyncNo> {

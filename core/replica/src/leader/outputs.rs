@@ -34,6 +34,7 @@ impl Leader {
         if self.releases_at_once(cx) && !cx.outputs.guard.is_empty() {
             let slot = cx.group.sync_no.next();
             let frames = cx.outputs.guard.release_all();
+            self.clean.all_left();
             cx.out.push(Action::Release { slot, frames });
         }
     }
