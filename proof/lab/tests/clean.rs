@@ -9,6 +9,8 @@ use plover_lab::progress::Progress;
 use plover_lab_proof::{kill_leader, overlay, prove_on, restart_as_witness, wait_for};
 use std::io::ErrorKind;
 use std::net::UdpSocket;
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -173,4 +175,14 @@ fn reads_leave_at_once_and_never_go_back() {
             Ok(())
         })
     });
+}
+
+/// The library and the preload, against a channel in a file. Its writers and readers are stopped at any instruction.
+#[test]
+fn the_guests_half_says_clean_of_nothing_else() {
+    let test = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests/clean/test");
+    let output = Command::new(&test).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}{why}", test.display());
 }
