@@ -94,7 +94,7 @@ fn connections_go_on_that_no_sync_has_seen() {
 
 /// COLO, under the faults of every policy. Then the leader dies in each area of COLO's figure 4: an output of the leader's
 /// guest alone (A), of both and not released (B), half released (C), and a checkpoint before its end mark (D).
-/// `Phase::Apply` is after the end mark.
+/// `Phase::Apply` is after the end mark. Its other phases are the default policy's, in `faults.rs`.
 #[test]
 fn a_guest_in_coarse_grained_lockstep_goes_on() {
     prove("t-colo", under("colo"), |lab| {
@@ -102,10 +102,7 @@ fn a_guest_in_coarse_grained_lockstep_goes_on() {
         the_leader_dies(lab)?;
         outputs_match(lab)?;
         the_secondary_dies(lab)?;
-        for phase in [Phase::Exchange, Phase::Transfer, Phase::Apply] {
-            outputs_match(lab)?;
-            the_leader_dies_in(lab, phase)?;
-        }
+        the_leader_dies_in(lab, Phase::Apply)?;
         outputs_match(lab)?;
         the_leader_stands_still(lab)?;
         outputs_match(lab)?;
