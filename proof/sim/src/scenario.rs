@@ -127,8 +127,12 @@ impl Scenario {
         }
     }
 
-    /// Lets guests send datagrams of which most are clean, this often.
+    /// Lets guests send datagrams of which most are clean, this often. A guard that holds three frames is the clients'
+    /// alone: where a slow disk delays each sync, they would not be answered for lack of room.
     pub fn send_datagrams(&mut self, chance: f64) {
+        if self.config.guard_bytes_max < DATAGRAMS_GUARD_MIN {
+            return;
+        }
         self.hypervisor.guest.datagrams = chance;
         self.config.clean_replies = chance > 0.0;
     }
@@ -246,6 +250,9 @@ pub fn has_short_lives(seed: u64) -> (bool, Rng) {
     let mut rng = Rng::new(mix(seed, LIVES_STREAM));
     (rng.chance(0.05), rng)
 }
+
+/// The least guard of a guest that sends datagrams.
+const DATAGRAMS_GUARD_MIN: usize = 2_000;
 
 /// The stream of this one decision. It is separate, because seeds that documents cite are older than
 /// the decision and must stay what they are.
