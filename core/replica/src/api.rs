@@ -110,7 +110,7 @@ pub enum Event {
     /// Programs in the guest have said this of datagrams; those that were sent come with the next
     /// [`Event::Outputs`] or [`Event::GuestPaused`], or later.
     Replies {
-        /// What they said, in the order in which it was found.
+        /// Their words, in the order in which these were found.
         replies: Vec<Reply>,
         /// They have said more, which is lost.
         lost: bool,

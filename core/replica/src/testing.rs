@@ -1,6 +1,6 @@
 //! Replicas in a given phase, for the tests of this crate.
 
-use crate::api::{Action, Config, Warm};
+use crate::api::{Action, Config, Event, Warm};
 use crate::context::Context;
 use crate::guest::{Arrange, Power};
 use crate::hypervisor::Order;
@@ -96,6 +96,13 @@ fn run(cx: &mut Context) {
     assert_eq!(cut, None);
     cx.guest.unanswered.answered(Order::Resume, Micros(1));
     cx.out.clear();
+}
+
+/// Applies an event. Returns the actions that the replica asks for.
+pub(crate) fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
+    let mut out = Vec::new();
+    replica.apply(now, event, &mut out);
+    out
 }
 
 /// The actions that it has asked for since this was last called.

@@ -50,7 +50,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// What comes from here on is read; what is there now is not.
+    /// Passes over all words that are there now.
     pub fn begin_anew(&mut self) {
         self.next = None;
     }

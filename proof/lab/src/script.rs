@@ -6,19 +6,21 @@ use crate::experiment::Experiment;
 use crate::{ask_guest, equal_syncs, recover, role};
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::PolicyName;
-use plover_lab::{Fault, Target};
+use plover_lab::{Fault, Lab, Target};
 use plover_policy::{Secondary, Sent};
 use plover_syncvm::Phase;
 use std::time::{Duration, Instant};
 
+/// A sum over all slots that have ended under the present leader, by its name in the status.
+pub fn total(lab: &Lab, name: &str) -> Option<u64> {
+    let status = lab.status();
+    status.leader()?.sync.more.get("totals")?[name].as_u64()
+}
+
 /// Waits until the leader has released outputs on a match alone.
 pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
     lab.wait("outputs go out on a match", |lab| {
-        let status = lab.lab().status();
-        let totals = status
-            .leader()
-            .and_then(|leader| leader.sync.more.get("totals"));
-        Ok(totals.is_some_and(|totals| totals["matched"].as_u64() > Some(0)))
+        Ok(total(lab.lab(), "matched") > Some(0))
     })
 }
 

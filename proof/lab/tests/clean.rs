@@ -6,6 +6,7 @@ use plover_lab::Lab;
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
+use plover_lab_proof::script::total;
 use plover_lab_proof::{kill_leader, overlay, prove_on, restart_as_witness, wait_for};
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -85,23 +86,14 @@ fn is_silence(error: &std::io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// How many frames this leader has released as clean, of the slots that have ended.
-fn clean(lab: &Lab) -> Result<u64> {
-    let status = lab.status();
-    let leader = status.leader().context("nobody leads")?;
-    let totals = leader.sync.more.get("totals");
-    let clean = totals.and_then(|totals| totals["clean"].as_u64());
-    Ok(clean.unwrap_or_default())
-}
-
 /// Most reads of a key that nobody writes leave as clean.
 fn reads_leave_at_once(lab: &Lab, progress: &Progress, client: &mut Client) -> Result<()> {
-    let before = clean(lab)?;
+    let before = total(lab, "clean").unwrap_or_default();
     for _ in 0..READS {
         client.get("still")?;
     }
     wait_for(progress, "most reads were clean", || {
-        Ok(clean(lab)? >= before + READS / 2)
+        Ok(total(lab, "clean") >= Some(before + READS / 2))
     })
 }
 

@@ -101,7 +101,7 @@ impl World {
         self.rearm(who);
     }
 
-    /// What the guest has said of its datagrams; sometimes it is lost.
+    /// The guest's words about its datagrams; sometimes they are lost.
     fn take_replies(&mut self, who: ReplicaId) -> Option<Event> {
         let hypervisor = self.process_mut(who).hypervisor.as_mut()?;
         let replies = hypervisor.guest.take_words();

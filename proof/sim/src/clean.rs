@@ -100,7 +100,7 @@ impl Datagram {
         }
     }
 
-    /// What a client learns from it, for the checks: no words of a stream, so only its history explains it.
+    /// Its form for the checks: without words of a stream, so that only its history explains it.
     pub fn as_spoken(&self) -> Spoken {
         Spoken {
             client: CLIENT,

@@ -143,7 +143,7 @@ pub struct FakeGuest {
     /// How its last step has ended it, and how its next one is to end it.
     ended: Option<GuestEnd>,
     ends_next: Option<GuestEnd>,
-    /// What it has said of its datagrams.
+    /// Its words about its datagrams.
     words: Vec<Reply>,
 }
 

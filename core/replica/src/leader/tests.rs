@@ -3,7 +3,7 @@
 use crate::api::{Action, Event, NotTaken, Note, OperatorInput, Ticket};
 use crate::jobs::JobId;
 use crate::replica::Replica;
-use crate::testing::{LEADER as SECONDARY, leader, taken};
+use crate::testing::{LEADER as SECONDARY, apply, leader, taken};
 use plover_policy::{Policy, Preset};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::Body;
@@ -17,13 +17,7 @@ fn remus() -> Policy {
     Preset::find("remus-25").unwrap().policy
 }
 
-fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
-    let mut out = Vec::new();
-    replica.apply(now, event, &mut out);
-    out
-}
-
-fn from_secondary(body: Body, replica: &Replica) -> Event {
+pub(crate) fn from_secondary(body: Body, replica: &Replica) -> Event {
     let view = replica.cx.group.view;
     Event::Received {
         from: SECONDARY,

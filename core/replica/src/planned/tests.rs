@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::api::{Event, Role};
-use crate::testing::{LEADER as SECONDARY, leader, secondary, sent_to_leader};
+use crate::testing::{LEADER as SECONDARY, apply, leader, secondary, sent_to_leader};
 use plover_policy::{Policy, Preset};
 use plover_syncvm::SyncMessage;
 use plover_types::{Index, Lane, ReplicaSet, View, wire};
@@ -19,12 +19,6 @@ fn calm() -> Replica {
     replica.cx.memory.ledger.settle();
     replica.leading().unwrap().0.is_proven = true;
     replica
-}
-
-fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
-    let mut out = Vec::new();
-    replica.apply(now, event, &mut out);
-    out
 }
 
 fn hands_over(actions: &[Action]) -> bool {

@@ -139,7 +139,7 @@ impl Body {
         Ok(())
     }
 
-    /// What programs in this leader's guest have said of their replies. Each says it before it sends the reply.
+    /// Words of programs in this leader's guest about their replies. Each word comes before its reply.
     fn take_replies(&mut self) -> Option<Event> {
         let leads = self.role == Role::Leader && self.config.policy.clean_replies;
         let vm = self.vm.as_mut().filter(|_| leads)?;

@@ -121,7 +121,7 @@ impl QemuVm {
         self.clean.take(&self.ram, replies)
     }
 
-    /// What they have said so far is of no use any more.
+    /// Passes over all that they have said so far.
     pub fn forget_replies(&mut self) {
         self.clean.begin_anew();
     }

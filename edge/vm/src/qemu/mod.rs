@@ -125,7 +125,7 @@ pub struct QemuVm {
     /// Whether QEMU takes orders over `order_link`.
     direct: bool,
     tracker: Option<DirtyTracker>,
-    /// What programs in the guest say of their replies.
+    /// Words of programs in the guest about their replies.
     clean: Channel,
     epoll: OwnedFd,
     phase: Phase,

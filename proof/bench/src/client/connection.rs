@@ -82,7 +82,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What is polled.
+    /// The socket, to poll.
     pub fn source(&mut self) -> &mut dyn Source {
         match &mut self.link {
             Link::Stream(stream) => stream,

@@ -59,24 +59,22 @@ impl Datagrams {
         Ok(request.len())
     }
 
-    /// The answer to the request, whole. Others, of requests that were asked twice, are passed over.
+    /// The answer to the request, whole; `answer` has room for a datagram. Others, of requests that were asked twice, are passed over.
     pub fn hear(&mut self, answer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let mut datagram = [0; 64 << 10];
-            let bytes = self.socket.recv(&mut datagram)?;
-            if bytes < HEAD || datagram[..2] != self.request.to_be_bytes() || self.is_answered {
+            let bytes = self.socket.recv(answer)?;
+            if bytes < HEAD || answer[..2] != self.request.to_be_bytes() || self.is_answered {
                 continue;
             }
-            if datagram[2..6] != [0, 0, 0, 1] {
+            if answer[2..6] != [0, 0, 0, 1] {
                 return Err(io::Error::new(
                     ErrorKind::InvalidData,
                     "an answer of several datagrams",
                 ));
             }
             self.is_answered = true;
-            let said = &datagram[HEAD..bytes];
-            answer[..said.len()].copy_from_slice(said);
-            return Ok(said.len());
+            answer.copy_within(HEAD..bytes, 0);
+            return Ok(bytes - HEAD);
         }
     }
 }

@@ -9,7 +9,7 @@ const CLEAN: f64 = 0.9;
 const SAYS_SO: f64 = 0.8;
 
 impl FakeGuest {
-    /// It stands at this cut. What it says as of it is on its disks, as all that it says is.
+    /// It stands at this cut. The history that it will name is on its disks, as all that it says is.
     pub fn tell_cut(&mut self, cut: u64) {
         self.devices.told = Some(Told {
             cut,
@@ -18,7 +18,7 @@ impl FakeGuest {
         });
     }
 
-    /// What it has said of its datagrams since this was last asked.
+    /// Its words about its datagrams since this was last asked.
     pub fn take_words(&mut self) -> Vec<Reply> {
         std::mem::take(&mut self.words)
     }

@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::api::{Action, Event};
+use crate::leader::tests::from_secondary;
 use crate::replica::Replica;
-use crate::testing::{LEADER as SECONDARY, leader};
+use crate::testing::{LEADER as SECONDARY, apply, leader};
 use etherparse::PacketBuilder;
 use plover_policy::Preset;
-use plover_syncvm::SyncMessage;
 use plover_syncvm::message::Body;
-use plover_types::{Lane, Micros, PageSet, Unconsumed, wire};
+use plover_types::{Micros, PageSet, Unconsumed};
 
 const NOW: Micros = Micros(10);
 
@@ -103,12 +103,6 @@ fn after_lost_words_nothing_counts_until_the_next_cut() {
     assert_eq!(found(&mut clean, &[b"one"]), [None], "too many to keep");
 }
 
-fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
-    let mut out = Vec::new();
-    replica.apply(now, event, &mut out);
-    out
-}
-
 /// The guest sends a datagram that is clean as of this cut. Returns whether the leader takes it for safe.
 fn is_cleared(replica: &mut Replica, payload: &[u8], cut: u64) -> bool {
     let before = replica.cx.outputs.cleared.len();
@@ -173,15 +167,7 @@ fn the_guest_is_told_of_each_cut() {
     };
     apply(&mut replica, later, Event::Scanned(job, PageSet::new(16)));
     apply(&mut replica, later, Event::StateSaved(vec![1]));
-    let view = replica.cx.group.view;
-    let ack = Event::Received {
-        from: SECONDARY,
-        lane: Lane::Bulk,
-        bytes: wire::encode(&SyncMessage {
-            view,
-            body: Body::Ack { sync: SyncNo(1) },
-        }),
-    };
+    let ack = from_secondary(Body::Ack { sync: SyncNo(1) }, &replica);
     apply(&mut replica, later, ack);
     let acknowledged = replica.leading().unwrap().0.clean.acknowledged;
     assert_eq!(acknowledged, Some((SECONDARY, SyncNo(1))));
