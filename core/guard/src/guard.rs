@@ -1,7 +1,7 @@
 //! The outputs of the slot that is running.
 
 use crate::held::HeldSlot;
-use plover_types::{Frame, Micros, OutputNo, SyncNo};
+use plover_types::{Frame, Index, Micros, OutputNo, SyncNo};
 use std::collections::VecDeque;
 
 /// A frame that waits.
@@ -9,7 +9,19 @@ use std::collections::VecDeque;
 pub(crate) struct Output {
     pub no: OutputNo,
     pub since: Micros,
+    pub follows: Index,
     pub frame: Frame,
+}
+
+/// Frames that leave before the sync that ends their slot.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// In the order in which the guest has sent them.
+    pub frames: Vec<Frame>,
+    /// When the oldest of them began to wait.
+    pub since: Option<Micros>,
+    /// The last entry of the log that one of them follows from.
+    pub follows: Index,
 }
 
 /// The outputs of the slot that is running.
@@ -39,9 +51,9 @@ impl Guard {
         self.bytes < self.bytes_max.saturating_mul(2)
     }
 
-    /// Holds a frame that the guest has sent. Returns its number, or `None` if the guard is full and
-    /// the frame was dropped.
-    pub fn hold(&mut self, now: Micros, frame: Frame) -> Option<OutputNo> {
+    /// Holds a frame that the guest has sent, after it was fed the log up to `follows`. Returns its number, or `None`
+    /// if the guard is full and the frame was dropped.
+    pub fn hold(&mut self, now: Micros, follows: Index, frame: Frame) -> Option<OutputNo> {
         if !self.has_room() {
             return None;
         }
@@ -51,6 +63,7 @@ impl Guard {
         self.outputs.push_back(Output {
             no,
             since: now,
+            follows,
             frame,
         });
         Some(no)
@@ -96,23 +109,23 @@ impl Guard {
     }
 
     /// Hands out the frames with these rising numbers, because the secondary's state explains them.
-    /// Also returns when the oldest of them began to wait. Skips numbers of frames that have left.
-    pub fn take(&mut self, numbers: &[OutputNo]) -> (Vec<Frame>, Option<Micros>) {
+    /// Skips numbers of frames that have left.
+    pub fn take(&mut self, numbers: &[OutputNo]) -> Taken {
         debug_assert!(numbers.is_sorted(), "the numbers rise");
-        let mut taken = Vec::with_capacity(numbers.len());
+        let mut taken = Taken::default();
         let mut kept = VecDeque::with_capacity(self.outputs.len());
-        let mut oldest = None;
         for output in std::mem::take(&mut self.outputs) {
             if numbers.binary_search(&output.no).is_ok() {
                 self.bytes -= output.frame.0.len();
-                oldest.get_or_insert(output.since);
-                taken.push(output.frame);
+                taken.since.get_or_insert(output.since);
+                taken.follows = taken.follows.max(output.follows);
+                taken.frames.push(output.frame);
             } else {
                 kept.push_back(output);
             }
         }
         self.outputs = kept;
-        (taken, oldest)
+        taken
     }
 
     /// The frames from this number on, in order.
@@ -159,7 +172,7 @@ mod tests {
     fn hold(guard: &mut Guard, numbers: impl IntoIterator<Item = u8>) -> usize {
         let held = numbers
             .into_iter()
-            .map(|n| guard.hold(Micros(n.into()), frame(n)));
+            .map(|n| guard.hold(Micros(n.into()), Index(n.into()), frame(n)));
         held.filter(Option::is_none).count()
     }
 
@@ -219,9 +232,13 @@ mod tests {
         let mut guard = Guard::new(100);
         hold(&mut guard, [0, 1, 2]);
         assert!(guard.is_full());
-        let (taken, oldest) = guard.take(&[OutputNo(0), OutputNo(2), OutputNo(9)]);
-        assert_eq!(taken, [frame(0), frame(2)]);
-        assert_eq!(oldest, Some(Micros(0)));
+        let taken = guard.take(&[OutputNo(0), OutputNo(2), OutputNo(9)]);
+        let expected = Taken {
+            frames: vec![frame(0), frame(2)],
+            since: Some(Micros(0)),
+            follows: Index(2),
+        };
+        assert_eq!(taken, expected);
         assert!(!guard.is_full());
         assert_eq!(guard.oldest_since(), Some(Micros(1)));
         assert_eq!(guard.seal(SyncNo(1)).release(), [frame(1)]);

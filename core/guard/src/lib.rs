@@ -19,10 +19,10 @@
 //!
 //! ```
 //! use plover_guard::Guard;
-//! use plover_types::{Frame, Micros, SyncNo};
+//! use plover_types::{Frame, Index, Micros, SyncNo};
 //!
 //! let mut guard = Guard::new(1 << 20);
-//! guard.hold(Micros(1), Frame(vec![1; 60]));
+//! guard.hold(Micros(1), Index(7), Frame(vec![1; 60]));
 //! let held = guard.seal(SyncNo(1));
 //! // The secondary has acknowledged sync 1.
 //! assert_eq!(held.release().len(), 1);
@@ -33,5 +33,5 @@
 mod guard;
 mod held;
 
-pub use guard::Guard;
+pub use guard::{Guard, Taken};
 pub use held::HeldSlot;

@@ -28,6 +28,9 @@ pub enum Canary {
     /// Compared outputs go out without a match.
     #[cfg(feature = "canary")]
     ReleaseWithoutMatch,
+    /// In disk mode, what both have sent goes out before the inputs behind it are committed.
+    #[cfg(feature = "canary")]
+    MatchBeforeCommit,
     /// A clean reply goes out before its cut is acknowledged.
     #[cfg(feature = "canary")]
     CleanBeforeAck,

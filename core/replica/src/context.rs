@@ -185,7 +185,7 @@ impl Context {
     pub fn stop_translating(&mut self) {
         for frame in self.guest.translator.stop() {
             // One that finds no room is lost, as on any network.
-            self.outputs.guard.hold(self.now, frame);
+            self.outputs.guard.hold(self.now, self.guest.taken, frame);
         }
     }
 

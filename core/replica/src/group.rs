@@ -114,6 +114,7 @@ impl Replica {
                 anew,
                 entries,
             } => {
+                self.on_accepted(after.index, &entries);
                 self.cx.out.push(Action::PersistEntries {
                     after,
                     anew,

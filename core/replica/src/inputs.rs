@@ -11,8 +11,14 @@ use plover_policy::Input as Order;
 use plover_types::{Index, Unconsumed, wire};
 
 impl Replica {
-    /// A committed entry. On the leader the input may have been fed at its proposal.
+    /// A committed entry. On the leader the input may have been fed at its proposal, on the secondary when it was
+    /// accepted.
     pub(crate) fn on_deliver(&mut self, entry: Entry) {
+        self.deliver(entry);
+        self.feed_ahead();
+    }
+
+    fn deliver(&mut self, entry: Entry) {
         let index = entry.viewstamp.index;
         self.cx.group.delivered = index;
         match entry.kind {
@@ -21,6 +27,7 @@ impl Replica {
                 self.on_members(members, entry.viewstamp, &entry.payload);
             }
             EntryKind::InSync(set) => self.on_in_sync(set, entry.viewstamp),
+            EntryKind::App if self.was_fed_ahead(entry.viewstamp) => {}
             EntryKind::App => match wire::decode::<LogOp>(&entry.payload) {
                 Ok(LogOp::Syncvm(sync)) => {
                     self.on_syncvm_entry(sync, entry.viewstamp, false);

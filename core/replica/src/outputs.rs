@@ -7,7 +7,7 @@ use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_guard::Guard;
 use plover_matching::Outgoing;
-use plover_types::{Frame, SyncNo};
+use plover_types::{Frame, Index, SyncNo};
 use std::collections::VecDeque;
 
 /// Frames that the guest has sent and clients have not got.
@@ -15,7 +15,17 @@ use std::collections::VecDeque;
 pub(crate) struct Outputs {
     pub guard: Guard,
     /// Outputs whose state is safe, waiting for the lease.
-    pub cleared: VecDeque<(SyncNo, Vec<Frame>)>,
+    pub cleared: VecDeque<Cleared>,
+}
+
+/// Outputs that another replica's state explains.
+#[derive(Debug)]
+pub(crate) struct Cleared {
+    /// The slot in which the guest has sent them.
+    pub slot: SyncNo,
+    /// The entry of the log that has to be committed before they leave.
+    pub follows: Index,
+    pub frames: Vec<Frame>,
 }
 
 impl Outputs {
@@ -24,6 +34,26 @@ impl Outputs {
             guard: Guard::new(bytes_max),
             cleared: VecDeque::new(),
         }
+    }
+
+    /// The state behind these frames is safe once the log is committed up to `follows`.
+    pub fn clear(&mut self, slot: SyncNo, follows: Index, frames: Vec<Frame>) {
+        if !frames.is_empty() {
+            self.cleared.push_back(Cleared {
+                slot,
+                follows,
+                frames,
+            });
+        }
+    }
+
+    /// The next that may leave where the log is committed up to `delivered`.
+    pub fn take_committed(&mut self, delivered: Index) -> Option<Cleared> {
+        let next = self.cleared.front()?;
+        if next.follows > delivered {
+            return None;
+        }
+        self.cleared.pop_front()
     }
 
     /// The state that has sent them is gone.
@@ -52,7 +82,7 @@ impl Replica {
                         leader.matching.sent(no, &frame);
                         leader.clean.sent(no, &frame);
                     }
-                    cx.outputs.guard.hold(cx.now, frame);
+                    cx.outputs.guard.hold(cx.now, cx.guest.taken, frame);
                 }
                 Outgoing::Waits => {}
                 Outgoing::Passes(_) | Outgoing::Dropped => {
@@ -75,5 +105,22 @@ impl Replica {
         if dropped > 0 {
             cx.note(Note::OutputDropped { frames: dropped });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_both_have_sent_waits_for_the_commit_of_what_it_follows_from() {
+        let mut outputs = Outputs::new(1000);
+        outputs.clear(SyncNo(1), Index(5), vec![Frame(vec![1])]);
+        outputs.clear(SyncNo(1), Index(0), vec![Frame(vec![2])]);
+        assert!(outputs.take_committed(Index(4)).is_none());
+        let mut slots = || Some(outputs.take_committed(Index(5))?.frames);
+        assert_eq!(slots(), Some(vec![Frame(vec![1])]));
+        assert_eq!(slots(), Some(vec![Frame(vec![2])]), "in their order");
+        assert_eq!(slots(), None);
     }
 }

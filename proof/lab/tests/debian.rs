@@ -1,14 +1,16 @@
 //! A whole Debian on a replicated disk: PostgreSQL under TPC-B while leaders are killed; booted from a
-//! kernel, and by UEFI from the disk. On an emulated processor, building and booting the image takes
+//! kernel, and by UEFI from the disk; its clock kept by chrony. On an emulated processor, building and booting the image takes
 //! minutes, so this runs on demand:
 //!
 //! ```text
 //! ./x guests debian postgres
 //! ./x test -p plover-lab-proof debian:: -- --ignored --nocapture
 //! ./x test -p plover-lab-proof debian:: -- --ignored --nocapture by_uefi
+//! apt-get install chrony
+//! ./x test -p plover-lab-proof debian:: -- --ignored --nocapture chrony
 //! ```
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
 use plover_lab::options::Options;
@@ -18,6 +20,7 @@ use plover_lab::{Fault, Lab};
 use plover_lab_proof::pgbench::Clients;
 use plover_lab_proof::{ask_guest, filesystem, kill_leader, prove_on, restart_as_witness, role};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// The number of clients that the project has set for this check.
@@ -100,5 +103,106 @@ fn a_debian_that_was_booted_by_uefi_survives_its_leader() {
         let told = ask_guest(lab, "ls /sys/firmware/efi; echo to''ld", "told")?;
         ensure!(told.contains("runtime"), "no UEFI has started it: {told}");
         under_load(lab, &programs, (UEFI_SECONDS, 1), progress)
+    });
+}
+
+/// Leaders killed under a guest whose clock chrony keeps.
+const CHRONY_KILLS: u32 = 10;
+
+/// Readings between two kills, a second apart.
+const READINGS: u32 = 15;
+
+/// How far chrony's word of the guest's clock may be from the server's, in seconds. A third of what a guest would
+/// lose that stood still while its leader died; twice what an answer that waits for a sync makes chrony
+/// misjudge.
+const NEAR: f64 = 0.03;
+
+/// An NTP server on the lab's client host, which serves this host's clock and never sets it.
+struct NtpServer(Child);
+
+impl NtpServer {
+    fn start(lab: &Lab, dir: &Path) -> Result<Self> {
+        let mut command = Command::new("chronyd");
+        let pid_file = format!("pidfile {}", dir.join("pid").display());
+        command.args([
+            "-d",
+            "-x",
+            "-u",
+            "root",
+            "local stratum 1",
+            "allow",
+            "cmdport 0",
+        ]);
+        command
+            .args(["bindcmdaddress /", &pid_file])
+            .stderr(Stdio::null());
+        let mut command = lab.topology().client().exec_in(command)?;
+        let child = command
+            .spawn()
+            .context("chronyd: is the package `chrony` installed?")?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for NtpServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What chrony says of the guest's clock, in seconds, and of its rate.
+#[derive(Debug)]
+struct Tracking {
+    /// How far the clock was from the server's at the last answer.
+    last_offset: f64,
+    /// By how much it would be wrong without chrony's corrections.
+    frequency_ppm: f64,
+    synchronised: bool,
+}
+
+impl Tracking {
+    fn ask(lab: &Lab) -> Result<Self> {
+        let said = ask_guest(lab, "chronyc -c tracking; echo to''ld", "told")?;
+        let line = said.lines().find(|line| line.matches(',').count() == 13);
+        let line = line.with_context(|| format!("no tracking in {said:?}"))?;
+        let fields: Vec<&str> = line.trim().split(',').collect();
+        Ok(Self {
+            last_offset: fields[5].parse()?,
+            frequency_ppm: fields[7].parse()?,
+            synchronised: fields[13] == "Normal",
+        })
+    }
+}
+
+#[test]
+#[ignore = "builds and boots a whole Debian, which takes minutes"]
+fn chrony_keeps_the_clock_while_ten_leaders_die() {
+    let programs = programs();
+    prove_on("t-chrony", options(Guest::Debian), |lab, progress| {
+        let dir = tempfile::tempdir()?;
+        let _server = NtpServer::start(lab, dir.path())?;
+        let start = "systemctl start chrony; chronyc waitsync 60 0 0 1; echo syn''ced";
+        ask_guest(lab, start, "synced")?;
+        let clients = Clients::in_lab(lab, programs);
+        clients.fill(1)?;
+        let load = clients.start(dir.path(), CLIENTS, 600)?;
+        let mut worst = 0.0_f64;
+        for kill in 0..=CHRONY_KILLS {
+            for _ in 0..READINGS {
+                progress.sleep(Duration::from_secs(1))?;
+                let tracking = Tracking::ask(lab)?;
+                eprintln!("after {kill} kills: {tracking:?}");
+                ensure!(tracking.synchronised, "chrony has lost its server");
+                worst = worst.max(tracking.last_offset.abs());
+            }
+            if kill < CHRONY_KILLS {
+                let killed = kill_leader(lab, progress)?;
+                restart_as_witness(lab, killed, progress)?;
+            }
+        }
+        drop(load);
+        ensure!(worst < NEAR, "the guest's clock was {worst} s away");
+        Ok(())
     });
 }

@@ -473,7 +473,8 @@ impl World {
                 self.check(check);
                 continue;
             }
-            let guesses = on_match && !release.members.is_empty();
+            // In disk mode the leader knows what is committed.
+            let guesses = on_match && !release.members.is_empty() && !self.scenario.keeps_log();
             let order = seen
                 .inputs_in_order
                 .released(who, at, guesses, all, &seen.log);

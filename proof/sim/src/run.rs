@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 25] = [
+pub const CANARIES: [(&str, Canary); 26] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("deaf-to-versions", Canary::DeafToVersions),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
@@ -17,6 +17,7 @@ pub const CANARIES: [(&str, Canary); 25] = [
     ("subpage-missed", Canary::SubpageMissed),
     ("ack-before-disks", Canary::AckBeforeDisks),
     ("release-without-match", Canary::ReleaseWithoutMatch),
+    ("match-before-commit", Canary::MatchBeforeCommit),
     ("ignore-acks", Canary::IgnoreAcks),
     ("clean-before-ack", Canary::CleanBeforeAck),
     ("trust-old-generation", Canary::TrustOldGeneration),

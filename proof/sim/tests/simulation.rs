@@ -189,6 +189,16 @@ fn a_release_without_a_match_is_caught() {
     );
 }
 
+/// The secondary's guest does not wait for the disks, so what both have sent does.
+#[test]
+fn a_match_before_the_commit_is_caught() {
+    catches(
+        &under("hybrid", Canary::MatchBeforeCommit),
+        20,
+        &["inputs_in_order"],
+    );
+}
+
 /// A datagram that says what the guest said at a cut leaves before another replica holds that cut.
 #[test]
 fn a_clean_reply_before_its_cut_is_acknowledged_is_caught() {

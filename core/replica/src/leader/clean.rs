@@ -19,7 +19,7 @@ use super::Leader;
 use crate::canary::canary;
 use crate::context::Context;
 use plover_packets::{FlowKey, Packet, Route};
-use plover_types::{Frame, OutputNo, ReplicaId, Reply, SyncNo, fnv1a};
+use plover_types::{Frame, Index, OutputNo, ReplicaId, Reply, SyncNo, fnv1a};
 use std::collections::VecDeque;
 
 /// Words that wait for their frames at most. The guest's network card and its queues hold fewer datagrams.
@@ -140,11 +140,10 @@ impl Leader {
             }
             !is_safe
         });
-        let (frames, _) = cx.outputs.guard.take(&numbers);
+        let frames = cx.outputs.guard.take(&numbers).frames;
         self.clean.released += frames.len() as u32;
-        if !frames.is_empty() {
-            cx.outputs.cleared.push_back((self.clean.slot, frames));
-        }
+        // It says nothing of inputs since that cut.
+        cx.outputs.clear(self.clean.slot, Index(0), frames);
     }
 }
 

@@ -3,7 +3,7 @@
 //! While the guest is protected, the leader feeds its guest as soon as it has proposed an input. The guest's
 //! outputs stay in the guard until the next syncvm is acknowledged, whose own entry stands behind the input
 //! in the log. So no output that depends on an uncommitted input leaves, and consensus costs no latency on
-//! the leader (docs/decisions/0002). Solo, outputs leave at once, so inputs are fed when they are committed.
+//! the leader (docs/decisions/0002). Outputs that leave on a match: docs/decisions/0011 and 0066. Solo, outputs leave at once, so inputs are fed when they are committed.
 //!
 //! Under a policy that does not replicate inputs, they are fed at once and not logged. The next checkpoint
 //! contains their effects, and the outputs wait for it. A failover loses the inputs after the last

@@ -27,12 +27,14 @@ use crate::api::{Config, Note};
 use crate::canary::canary;
 use crate::context::Context;
 use crate::secondary::window;
+use apus::Durability;
+use plover_guard::Taken;
 use plover_matching::{Difference, Matcher};
 use plover_policy::{
     MatchRule, MatchView, ReleaseWhen, SlotCost, SlotView, SyncReason, SyncWhen, Verdict,
 };
 use plover_syncvm::message::Body;
-use plover_types::{Frame, Micros, OutputNo, ReplicaId, SyncNo};
+use plover_types::{Frame, Index, Micros, OutputNo, ReplicaId, SyncNo};
 
 /// The secondary is told of this many released frames at once, so that telling costs little.
 const DONE_FRAMES: u64 = 64;
@@ -183,23 +185,28 @@ impl Leader {
         if !leads || !slot.acknowledged {
             return;
         }
-        let frames = if canary {
-            cx.outputs.guard.release_all()
+        let taken = if canary {
+            Taken {
+                frames: cx.outputs.guard.release_all(),
+                ..Taken::default()
+            }
         } else if self.matching.matcher.has_covered() {
             let covered = self.matching.matcher.take_covered();
-            let (frames, since) = cx.outputs.guard.take(&covered);
-            if let Some(since) = since {
-                let waited = cx.now.since(since.max(self.slot.started));
-                cx.rules.matching.matched(waited);
-            }
-            frames
+            cx.outputs.guard.take(&covered)
         } else {
             return;
         };
-        slot.matched += frames.len() as u32;
-        if !frames.is_empty() {
-            cx.outputs.cleared.push_back((slot.sync.next(), frames));
+        if let Some(since) = taken.since {
+            let waited = cx.now.since(since.max(self.slot.started));
+            cx.rules.matching.matched(waited);
         }
+        slot.matched += taken.frames.len() as u32;
+        let follows = match cx.config.durability {
+            Durability::Disk if !canary!(cx, MatchBeforeCommit) => taken.follows,
+            // The secondary's guest was fed committed inputs only.
+            _ => Index(0),
+        };
+        cx.outputs.clear(slot.sync.next(), follows, taken.frames);
     }
 
     fn notice_difference(&mut self, cx: &mut Context) {

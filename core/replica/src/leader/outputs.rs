@@ -4,18 +4,18 @@ use super::Leader;
 use crate::api::Action;
 use crate::canary::canary;
 use crate::context::Context;
+use crate::outputs::Cleared;
 use plover_guard::HeldSlot;
 use plover_policy::UnprotectedOutput;
+use plover_types::Index;
 
 impl Leader {
     /// The slot's syncvm is acknowledged: its outputs may go as soon as the lease allows.
     pub(super) fn clear_for_release(&mut self, cx: &mut Context, held: HeldSlot) -> usize {
         let count = held.len();
         let slot = held.slot();
-        let frames = held.release();
-        if !frames.is_empty() {
-            cx.outputs.cleared.push_back((slot, frames));
-        }
+        // The entry of the syncvm stands behind all inputs of the slot, and is committed.
+        cx.outputs.clear(slot, Index(0), held.release());
         count
     }
 
@@ -27,7 +27,8 @@ impl Leader {
         if cx.now >= cx.group.core.lease_until() {
             return;
         }
-        while let Some((slot, frames)) = cx.outputs.cleared.pop_front() {
+        let delivered = cx.group.delivered;
+        while let Some(Cleared { slot, frames, .. }) = cx.outputs.take_committed(delivered) {
             cx.out.push(Action::Release { slot, frames });
         }
         self.report_released(cx);

@@ -4,11 +4,13 @@
 //! leader that died behind the end mark, takes part in one as well. Only a secondary reports its guest's
 //! outputs ([`report`]) and keeps a witness warm ([`warm`]).
 
+mod ahead;
 mod report;
 #[cfg(test)]
 mod tests;
 mod warm;
 
+use self::ahead::Ahead;
 use self::report::OutputReport;
 use self::warm::WarmKeeper;
 use crate::follow::Kept;
@@ -32,6 +34,8 @@ pub(crate) struct Secondary {
     /// Its guest rests in this slot. When it goes on, it gets these inputs first.
     pub rests: Option<Unconsumed>,
     pub warm: WarmKeeper,
+    /// Entries that are not committed yet, where its guest does not wait for that.
+    pub ahead: Ahead,
 }
 
 impl Replica {
@@ -50,6 +54,7 @@ impl Secondary {
             kept: None,
             rests: None,
             warm: WarmKeeper::new(now),
+            ahead: Ahead::default(),
         }
     }
 }

@@ -116,7 +116,8 @@ impl Replica {
         let cx = &mut self.cx;
         let mut dropped = false;
         for frame in cx.guest.translator.on_leader_syn(sync, syn) {
-            dropped |= cx.outputs.guard.hold(cx.now, frame).is_none();
+            let held = cx.outputs.guard.hold(cx.now, cx.guest.taken, frame);
+            dropped |= held.is_none();
         }
         if let Some((secondary, cx)) = self.following() {
             secondary.report_outputs(cx, dropped);

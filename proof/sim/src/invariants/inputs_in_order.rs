@@ -9,7 +9,7 @@
 //! Where outputs are released on match, such a leader may release outputs before the inputs behind
 //! them are committed: the other guest has sent the same, and was fed committed inputs only
 //! (`external_consistency` checks that). The input must still be committed at the place at which it
-//! was consumed. The next output checks this.
+//! was consumed. The next output checks this. In disk mode it is committed (docs/decisions/0066).
 //!
 //! A guest that was reset has lost what it had been given and had not consumed.
 //!
