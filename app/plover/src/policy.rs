@@ -18,6 +18,10 @@ const SEMI_ABOUT: &str = "  \
   The leader measures the outputs that slots of either kind release in a second, in short trials, and keeps to the
   kind with more of them. Each output that left early counts a quarter more. `plover status` has the figures.";
 
+/// What clean replies are.
+const CLEAN_ABOUT: &str = "  \
+  Datagrams that programs in the guest call clean, because the last sync explains them, leave at once.";
+
 /// Runs one of the commands.
 pub fn run(command: PolicyCommand) -> Result<ExitCode> {
     match command {
@@ -112,6 +116,9 @@ fn describe(preset: &Preset) -> String {
     }
     if policy.secondary == Secondary::Semi {
         let _ = writeln!(text, "{SEMI_ABOUT}");
+    }
+    if policy.clean_replies {
+        let _ = writeln!(text, "{CLEAN_ABOUT}");
     }
     if !preset.aliases.is_empty() {
         let _ = writeln!(text, "  also called {}", preset.aliases.join(", "));

@@ -84,6 +84,9 @@ pub struct Policy {
     pub sent: Sent,
     /// When outputs go out.
     pub release: ReleaseWhen,
+    /// Whether replies that programs in the guest call clean leave as soon as their cut is acknowledged
+    /// (docs/decisions/0065).
+    pub clean_replies: bool,
 }
 
 /// A policy that cannot be run. Nothing was started; choose another value on one of the axes
@@ -272,7 +275,8 @@ fn short(span: Micros) -> String {
 }
 
 impl fmt::Display for Policy {
-    /// All choices in a line. Two policies are equal if and only if their lines are.
+    /// In a line, the choices that all replicas of a group have to share: all but `clean_replies`, which is the
+    /// leader's alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -290,7 +294,7 @@ impl Serialize for Policy {
     /// As a configuration writes it, for programs: the axes' names, and `interval_ms` where
     /// there is one.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("Policy", 6)?;
+        let mut fields = serializer.serialize_struct("Policy", 7)?;
         fields.serialize_field("input", self.input.name())?;
         fields.serialize_field("secondary", self.secondary.name())?;
         fields.serialize_field("sync", self.sync.name())?;
@@ -300,6 +304,7 @@ impl Serialize for Policy {
         }
         fields.serialize_field("sent", self.sent.name())?;
         fields.serialize_field("release", self.release.name())?;
+        fields.serialize_field("clean_replies", &self.clean_replies)?;
         fields.end()
     }
 }
@@ -354,6 +359,7 @@ mod tests {
                                 sync,
                                 sent,
                                 release,
+                                clean_replies: false,
                             });
                         }
                     }

@@ -26,6 +26,7 @@ const REMUS: Policy = Policy {
     sync: SyncWhen::Every(Micros::from_ms(100)),
     sent: Sent::AllOfPrimary,
     release: ReleaseWhen::Synced,
+    clean_replies: false,
 };
 
 const STR: Policy = Policy {
@@ -34,6 +35,16 @@ const STR: Policy = Policy {
     sync: SyncWhen::Every(Micros::from_ms(25)),
     sent: Sent::Divergent,
     release: ReleaseWhen::Synced,
+    clean_replies: false,
+};
+
+const COLO: Policy = Policy {
+    input: Input::PerConnection,
+    secondary: Secondary::Runs,
+    sync: SyncWhen::Mismatch,
+    sent: Sent::AllOfPrimary,
+    release: ReleaseWhen::Matched,
+    clean_replies: false,
 };
 
 /// Virtualized state machine replication (PLOVER §3).
@@ -114,13 +125,7 @@ pub static PRESETS: [Preset; 11] = [
         name: "colo",
         aliases: &[],
         about: "coarse-grained lock-stepping: released when both sides say the same",
-        policy: Policy {
-            input: Input::PerConnection,
-            secondary: Secondary::Runs,
-            sync: SyncWhen::Mismatch,
-            sent: Sent::AllOfPrimary,
-            release: ReleaseWhen::Matched,
-        },
+        policy: COLO,
     },
     HYBRID,
     Preset {
@@ -133,15 +138,13 @@ pub static PRESETS: [Preset; 11] = [
         },
     },
     Preset {
-        name: "colo-semi",
+        name: "colo++",
         aliases: &[],
-        about: "COLO whose secondary's guest rests where that yields more; COLO++ has clean packets beside",
+        about: "COLO whose secondary's guest rests where that yields more, with clean replies",
         policy: Policy {
-            input: Input::PerConnection,
             secondary: Secondary::Semi,
-            sync: SyncWhen::Mismatch,
-            sent: Sent::AllOfPrimary,
-            release: ReleaseWhen::Matched,
+            clean_replies: true,
+            ..COLO
         },
     },
 ];

@@ -299,7 +299,7 @@ impl Replica {
         let (waits, mut hears_outputs, phase_deadline) = match &self.phase {
             Phase::Leader(leader) => {
                 let waits = leader.waits_for_idleness(cx);
-                let hears = leader.matching.compares() || cx.config.clean_replies;
+                let hears = leader.matching.compares() || cx.config.policy.clean_replies;
                 (waits, hears, leader.deadline(cx))
             }
             Phase::Secondary(secondary) => {

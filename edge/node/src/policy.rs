@@ -117,8 +117,8 @@ pub struct PolicyConfig {
     /// the leader's had (default true; false with `input = "per-connection"`).
     pub paced: Option<bool>,
     /// Whether replies that programs in the guest call clean leave before the sync that ends their slot
-    /// ([Clean replies](policies.md#clean-replies)).
-    pub clean_replies: bool,
+    /// ([Clean replies](policies.md#clean-replies); default: the policy's).
+    pub clean_replies: Option<bool>,
     /// Whether outputs go out or are held while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,
     /// Whether only the differing subpages of divergent pages are sent, not whole pages (default true).
@@ -156,6 +156,7 @@ impl PolicyConfig {
             sync: self.sync_when(base.sync)?,
             sent: self.sent.unwrap_or(base.sent),
             release: self.release.unwrap_or(base.release),
+            clean_replies: self.clean_replies.unwrap_or(base.clean_replies),
         };
         match policy.check() {
             Ok(()) => Ok(policy),
@@ -178,6 +179,7 @@ impl PolicyConfig {
             ("interval_ms", self.interval_ms.is_some()),
             ("sent", self.sent.is_some()),
             ("release", self.release.is_some()),
+            ("clean_replies", self.clean_replies.is_some()),
         ];
         set.into_iter()
             .find_map(|(axis, is_set)| is_set.then_some(axis))
@@ -225,6 +227,9 @@ mod tests {
         let policy = axes("name = 'vsmr'\nsync = 'output'\ninterval_ms = 7").unwrap();
         assert_eq!(policy.sync, SyncWhen::Output(Micros::from_ms(7)));
         assert_eq!(policy.input, DEFAULT.policy.input);
+        assert!(axes("name = 'colo++'").unwrap().clean_replies);
+        let policy = axes("name = 'colo++'\nclean_replies = false").unwrap();
+        assert!(!policy.clean_replies);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! named. They reach the lab in a file, by `plover lab up --config`. The replica checks whether such a key exists.
 
 use anyhow::{Context, Result, bail};
+use plover_policy::Preset;
 use std::path::Path;
 
 /// A policy's name, and the settings that differ from it.
@@ -16,8 +17,8 @@ pub(crate) struct Variant<'a> {
 impl<'a> Variant<'a> {
     /// Reads `POLICY` or `POLICY+KEY=VALUE+…`.
     pub fn parse(text: &'a str) -> Result<Self> {
-        let mut parts = text.split('+');
-        let policy = parts.next().unwrap_or_default();
+        let (policy, settings) = text.split_at(policy_bytes(text));
+        let parts = settings.split('+').skip(1);
         let setting = |part: &'a str| match part.split_once('=') {
             Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key, value)),
             _ => bail!("'{part}' in '{text}' is no setting; write POLICY+KEY=VALUE"),
@@ -57,6 +58,16 @@ impl<'a> Variant<'a> {
     }
 }
 
+/// The length of the policy's name, in which a '+' may stand: `colo+++slot_max_ms=20`.
+fn policy_bytes(text: &str) -> usize {
+    let is_it = |name: &&str| {
+        let rest = text.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('+'))
+    };
+    let known = Preset::names().filter(is_it).map(str::len).max();
+    known.unwrap_or_else(|| text.find('+').unwrap_or(text.len()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +82,15 @@ mod tests {
             "group.durability = \"disk\"\npolicy.slot_max_ms = 20\npolicy.subpages = false\n"
         );
         assert!(!Variant::parse("vsmr").unwrap().is_other());
+        assert!(!Variant::parse("colo++").unwrap().is_other());
+        for (text, policy) in [
+            ("colo+slot_max_ms=20", "colo"),
+            ("colo+++slot_max_ms=20", "colo++"),
+        ] {
+            let variant = Variant::parse(text).unwrap();
+            assert_eq!(variant.policy, policy);
+            assert_eq!(variant.overlay(), "policy.slot_max_ms = 20\n");
+        }
         for wrong in ["vsmr+", "vsmr+subpages", "vsmr+=1", "vsmr+subpages="] {
             let error = Variant::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("KEY=VALUE"), "{wrong}: {error}");

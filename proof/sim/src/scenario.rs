@@ -134,7 +134,7 @@ impl Scenario {
             return;
         }
         self.hypervisor.guest.datagrams = chance;
-        self.config.clean_replies = chance > 0.0;
+        self.config.policy.clean_replies = chance > 0.0;
     }
 
     /// Lets no link fail: every record arrives, unless one of the two ends dies.
@@ -194,7 +194,7 @@ impl Scenario {
 
     /// Whether replies that the guest calls clean leave before their slot's sync.
     pub fn has_clean_replies(&self) -> bool {
-        self.config.clean_replies
+        self.config.policy.clean_replies
     }
 
     /// Whether the secondary's guest stands still, and has checkpoints.
@@ -311,7 +311,6 @@ fn draw_config(
         unprotected_output,
         layout: PageLayout::new(guest.ram_pages(), guest.disk_blocks),
         needs_reset,
-        clean_replies: false,
         // Taken from a value drawn before, so that seeds that documents cite stay what they are.
         warm: match guest.pages % 4 {
             2 => Warm::Disk,

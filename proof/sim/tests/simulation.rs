@@ -346,7 +346,7 @@ fn bugs_of_checkpoints_are_caught() {
 /// syncvm never ends, or altogether. Or clients have seen outputs of a slot that only its syncvm explains.
 #[test]
 fn bugs_of_a_resting_secondary_are_caught() {
-    for policy in ["hybrid-semi", "colo-semi"] {
+    for policy in ["hybrid-semi", "colo++"] {
         for bug in [Canary::ForgetAtCut, Canary::WakeWithoutInputs] {
             catches(&under(policy, bug), 100, &["inputs_in_order"]);
         }

@@ -62,9 +62,6 @@ pub struct Config {
     /// The part of the guest that this replica keeps ready as a witness, for the day it becomes
     /// secondary. As a secondary it keeps a witness warm unless this is [`Warm::Off`].
     pub warm: Warm,
-    /// Whether replies that programs in the guest call clean leave as soon as their cut is acknowledged
-    /// (docs/decisions/0065).
-    pub clean_replies: bool,
     /// Bytes a second that a secondary sends to keep a witness warm, at most.
     pub warm_bytes_per_s: u64,
     /// Whether only the differing subpages of divergent pages are sent, not whole pages.
@@ -111,7 +108,6 @@ impl Config {
             layout: PageLayout::new(ram_pages, 0),
             needs_reset: false,
             warm: Warm::Full,
-            clean_replies: false,
             warm_bytes_per_s: 1 << 20,
             subpages: true,
             guard_bytes_max: 1 << 20,

@@ -310,7 +310,7 @@ impl Leader {
         cx.guest.pace.begin();
         run.last_progress = now;
         run.enter(Phase::Scan, now);
-        if cx.config.clean_replies {
+        if cx.config.policy.clean_replies {
             cx.out.push(Action::TellCut(number));
         }
         cx.ask(Job::LeadSync(number), Action::Scan);

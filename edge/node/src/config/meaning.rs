@@ -87,7 +87,7 @@ impl ReplicaConfig {
     }
 
     /// The policy's axes; this was checked with the configuration.
-    fn axes(&self) -> Policy {
+    pub(crate) fn axes(&self) -> Policy {
         self.policy.axes().unwrap_or(DEFAULT.policy)
     }
 
@@ -161,7 +161,6 @@ impl ReplicaConfig {
             needs_reset: qemu.machine.needs_reset(),
             warm: self.group.warm_witness,
             warm_bytes_per_s: tuning.warm_bytes_per_s,
-            clean_replies: policy.clean_replies,
             drained: false,
             subpages: tuning.subpages,
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,

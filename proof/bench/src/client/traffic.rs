@@ -18,27 +18,48 @@ pub(crate) enum Traffic {
     RedisTime,
     /// memcached: nineteen of twenty requests get, one sets; ten thousand keys, 100 bytes each.
     MemcachedReads,
-    /// The same over UDP, each request and each answer in a datagram.
+    /// The same over UDP, each request and each answer in a datagram; values of 1 KiB.
     MemcachedDatagrams,
+    /// The same, and all requests get.
+    MemcachedDatagramsRead,
+    /// The same, and a quarter of the requests set.
+    MemcachedDatagramsUpdate,
 }
 
 impl Traffic {
     /// Whether a Redis takes it.
     pub fn is_of_redis(self) -> bool {
-        !matches!(self, Self::MemcachedReads | Self::MemcachedDatagrams)
+        matches!(self, Self::RedisMixed | Self::RedisIncr | Self::RedisTime)
     }
 
     /// Whether it goes over UDP.
     pub fn is_datagrams(self) -> bool {
-        self == Self::MemcachedDatagrams
+        !self.is_of_redis() && self != Self::MemcachedReads
+    }
+
+    /// How many of twenty requests write.
+    fn writes_of_twenty(self) -> u64 {
+        match self {
+            Self::RedisMixed => 10,
+            Self::RedisIncr => 20,
+            Self::RedisTime | Self::MemcachedDatagramsRead => 0,
+            Self::MemcachedReads | Self::MemcachedDatagrams => 1,
+            Self::MemcachedDatagramsUpdate => 5,
+        }
+    }
+
+    /// memcached's: the bytes of a value.
+    fn value_bytes(self) -> usize {
+        if self.is_datagrams() { 1024 } else { 100 }
     }
 
     /// Adds one request.
     pub fn request(self, random: &mut SplitMix64, out: &mut Vec<u8>) {
         let key = random.range(0, KEYS - 1);
+        let writes = random.range(0, 19) < self.writes_of_twenty();
         // Writing into a vector cannot fail.
         let _ = match self {
-            Self::RedisMixed if random.range(0, 1) == 0 => {
+            Self::RedisMixed if writes => {
                 let value = random.range(10_000_000, 99_999_999);
                 write!(
                     out,
@@ -48,21 +69,21 @@ impl Traffic {
             Self::RedisMixed => write!(out, "*2\r\n$3\r\nGET\r\n$9\r\nkey:{key:05}\r\n"),
             Self::RedisIncr => write!(out, "*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n"),
             Self::RedisTime => write!(out, "*1\r\n$4\r\nTIME\r\n"),
-            Self::MemcachedReads | Self::MemcachedDatagrams if random.range(0, 19) == 0 => {
-                write!(
-                    out,
-                    "set key:{key:05} 0 0 100\r\n{:0100}\r\n",
-                    random.next_u64()
-                )
-            }
-            Self::MemcachedReads | Self::MemcachedDatagrams => write!(out, "get key:{key:05}\r\n"),
+            _ if writes => write!(out, "{}", self.set(key, random.next_u64())),
+            _ => write!(out, "get key:{key:05}\r\n"),
         };
+    }
+
+    /// memcached's request to set a key.
+    fn set(self, key: u64, value: u64) -> String {
+        let bytes = self.value_bytes();
+        format!("set key:{key:05} 0 0 {bytes}\r\n{value:0bytes$}\r\n")
     }
 
     /// Requests that fill the server before anything is measured: `None` after the last.
     pub fn filling(self, number: u64) -> Option<String> {
         let wanted = !self.is_of_redis() && number < KEYS;
-        wanted.then(|| format!("set key:{number:05} 0 0 100\r\n{:0100}\r\n", number))
+        wanted.then(|| self.set(number, number))
     }
 
     /// The length of the first answer in `bytes`. `None` if part of it is missing.
@@ -72,7 +93,7 @@ impl Traffic {
     pub fn answer(self, bytes: &[u8]) -> Result<Option<usize>> {
         match self {
             Self::RedisMixed | Self::RedisIncr | Self::RedisTime => resp(bytes),
-            Self::MemcachedReads | Self::MemcachedDatagrams => memcached(bytes),
+            _ => memcached(bytes),
         }
     }
 }

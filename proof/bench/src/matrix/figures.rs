@@ -74,7 +74,7 @@ pub(crate) const BYTES: Metric = metric("bytes_per_request", "bytes/request", 0,
 });
 
 /// All figures that are one number, in the order in which they are shown.
-pub(crate) const METRICS: [Metric; 19] = [
+pub(crate) const METRICS: [Metric; 20] = [
     RATE,
     P50,
     metric("p95_ms", "p95 ms", 2, |f| {
@@ -106,6 +106,10 @@ pub(crate) const METRICS: [Metric; 19] = [
     }),
     metric("held_p99_ms", "held p99 ms", 2, |f| {
         Some(f.window.held_us_p99? / 1e3)
+    }),
+    metric("clean_percent", "clean %", 0, |f| {
+        let clean = f.window.sums.get("clean").filter(|clean| **clean > 0.0)?;
+        Some(clean / f.window.outputs as f64 * 100.0).filter(|_| f.window.outputs > 0)
     }),
     metric("clock_ppm", "clock ppm", 0, |f| f.client?.clock_ppm),
     metric("cpus", "CPUs", 2, |f| {

@@ -58,8 +58,18 @@ const fn redis(traffic: Traffic, batch: u32) -> Client {
     }
 }
 
+/// memcached over UDP.
+const fn datagrams(traffic: Traffic) -> Client {
+    Client::Own {
+        port: 11211,
+        traffic,
+        connections: 16,
+        batch: 1,
+    }
+}
+
 /// All of them, those of one guest in a row.
-pub(crate) const ALL: [Workload; 12] = [
+pub(crate) const ALL: [Workload; 14] = [
     Workload {
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
@@ -102,15 +112,24 @@ pub(crate) const ALL: [Workload; 12] = [
     },
     Workload {
         name: "memcached-udp",
-        what: "memcached, 19 of 20 requests get, 16 clients over UDP: with clean_replies most answers leave at once",
+        what: "memcached, 19 of 20 requests get, 16 clients over UDP, values of 1 KiB: with clean replies most leave at once",
         guest: "memcached",
         writes: false,
-        client: Client::Own {
-            port: 11211,
-            traffic: Traffic::MemcachedDatagrams,
-            connections: 16,
-            batch: 1,
-        },
+        client: datagrams(Traffic::MemcachedDatagrams),
+    },
+    Workload {
+        name: "memcached-udp-0",
+        what: "the same, all requests get",
+        guest: "memcached",
+        writes: false,
+        client: datagrams(Traffic::MemcachedDatagramsRead),
+    },
+    Workload {
+        name: "memcached-udp-25",
+        what: "the same, a quarter of the requests set",
+        guest: "memcached",
+        writes: false,
+        client: datagrams(Traffic::MemcachedDatagramsUpdate),
     },
     Workload {
         name: "nginx",

@@ -117,7 +117,7 @@ fn is_cleared(replica: &mut Replica, payload: &[u8], cut: u64) -> bool {
 
 fn protected() -> Replica {
     let mut replica = leader(Preset::find("remus-25").unwrap().policy, true);
-    replica.cx.config.clean_replies = true;
+    replica.cx.config.policy.clean_replies = true;
     replica
 }
 
