@@ -43,7 +43,7 @@ enum Task {
     /// Run every test, or with `-p PACKAGE` those of one package. Arguments go to `cargo test`.
     #[command(disable_help_flag = true)]
     Test(Rest),
-    /// Check format, lints, the dependency rule, tidiness and the guide; change no file.
+    /// Check format, lints, the dependency rule, tidiness, licences and the guide; change no file.
     Verify,
     /// Simulate more runs. Arguments go to `plover-sim`; after `--group` or `--model`, to the
     /// proof of consensus alone, after `--programs` to that of replicated programs.

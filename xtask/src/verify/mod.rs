@@ -1,6 +1,7 @@
 //! `./x verify`: all checks of the tree that do not run it. Never writes.
 
 mod book;
+mod deny;
 mod layers;
 mod tidy;
 
@@ -23,6 +24,7 @@ pub(crate) fn all() -> Result<ExitCode> {
     check("dependency rule", &layers::check);
     check("tidiness", &tidy::check);
     check("guide", &book::check);
+    check("dependencies", &deny::check);
 
     if failed.is_empty() {
         eprintln!("verify: all is well");
