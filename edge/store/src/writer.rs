@@ -43,8 +43,8 @@ struct Queue {
     stopping: bool,
     /// Everything up to this ticket is durable.
     durable: u64,
-    /// The thread has written the eventfd since the owner last looked.
-    rung: bool,
+    /// How often the thread has written the eventfd, or is about to, that the owner has not read.
+    rings: u64,
     failed: bool,
     failure: Option<StoreError>,
     counters: Counters,
@@ -107,6 +107,8 @@ impl Writer {
         let mut queue = lock(&self.shared.queue);
         if queue.pending.is_due() && !queue.called {
             queue.called = true;
+            // Whoever wakes takes the lock first.
+            drop(queue);
             self.shared.called.notify_one();
         }
     }
@@ -127,9 +129,12 @@ impl Writer {
         let ended = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
         assert!(!ended, "the store's thread has panicked");
         let mut queue = lock(&self.shared.queue);
-        if std::mem::take(&mut queue.rung) {
+        if queue.rings > 0 {
             let mut count = [0; 8];
-            let _ = rustix::io::read(&self.shared.done, &mut count);
+            // Of a ring that is still to come there is nothing to read.
+            if rustix::io::read(&self.shared.done, &mut count).is_ok() {
+                queue.rings = queue.rings.saturating_sub(u64::from_ne_bytes(count));
+            }
         }
         (queue.durable, queue.failure.take())
     }
@@ -172,11 +177,11 @@ impl Shared {
         !queue.stopping
     }
 
-    /// Wakes the owner. The caller holds the queue's lock: otherwise the owner could empty the eventfd
-    /// between `rung` and the write, and would find it readable for ever.
-    fn ring(&self, queue: &mut Queue) {
-        queue.rung = true;
-        // A full counter is readable already.
+    /// Wakes the owner, and gives the lock back first: an owner that woke while this thread had it would wait until this
+    /// thread gets a processor again, which a busy guest can delay by milliseconds.
+    fn ring(&self, mut queue: MutexGuard<'_, Queue>) {
+        queue.rings += 1;
+        drop(queue);
         let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
     }
 
@@ -203,7 +208,7 @@ impl Shared {
                 Err(error) => queue.fail(error),
             }
             if wake == Wake::Owner {
-                self.ring(&mut queue);
+                self.ring(queue);
             }
         }
         batch.clear();
@@ -226,7 +231,7 @@ impl Shared {
         if let Err(error) = result {
             let mut queue = lock(&self.queue);
             queue.fail(error);
-            self.ring(&mut queue);
+            self.ring(queue);
         }
     }
 }
@@ -236,7 +241,7 @@ struct WakeAtEnd<'a>(&'a Shared);
 
 impl Drop for WakeAtEnd<'_> {
     fn drop(&mut self) {
-        self.0.ring(&mut lock(&self.0.queue));
+        self.0.ring(lock(&self.0.queue));
     }
 }
 

@@ -55,7 +55,11 @@ impl Body {
         let durability = config.group.durability;
         let newest = config.group.newest_version();
         let (dir, name) = (&config.paths.state_dir, &config.group.name);
-        let (storage, start) = Storage::open(dir, name, me, durability, newest)?;
+        // Its thread inherits the priority: this one waits for it.
+        let _ = rustix::process::setpriority_process(None, NICE);
+        let opened = Storage::open(dir, name, me, durability, newest);
+        let _ = rustix::process::setpriority_process(None, 0);
+        let (storage, start) = opened?;
         let record = storage.members().cloned();
         let group = config.group.linked_at_start(record.as_ref());
         let contacts = record.as_ref().map(|it| config.group.contacts(it));
