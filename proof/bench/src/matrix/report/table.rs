@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// The columns of a workload's first table, beside the throughput and its ratios.
-const COLUMNS: [&str; 12] = [
+const COLUMNS: [&str; 13] = [
     "p50_ms",
     "p95_ms",
     "p99_ms",
@@ -18,6 +18,7 @@ const COLUMNS: [&str; 12] = [
     "sdpr_percent",
     "bytes_per_request",
     "held_ms",
+    "clean_percent",
     "cpus",
 ];
 
