@@ -18,7 +18,7 @@ const SEMI_ABOUT: &str = "  \
   The leader measures the outputs that slots of either kind release in a second, in short trials, and keeps to the
   kind with more of them. Each output that left early counts a quarter more. `plover status` has the figures.";
 
-/// What clean replies are.
+/// The description of clean replies.
 const CLEAN_ABOUT: &str = "  \
   Datagrams that programs in the guest call clean, because the last sync explains them, leave at once.";
 

@@ -112,7 +112,10 @@ impl Guard {
     /// Skips numbers of frames that have left.
     pub fn take(&mut self, numbers: &[OutputNo]) -> Taken {
         debug_assert!(numbers.is_sorted(), "the numbers rise");
-        let mut taken = Taken::default();
+        let mut taken = Taken {
+            frames: Vec::with_capacity(numbers.len()),
+            ..Taken::default()
+        };
         let mut kept = VecDeque::with_capacity(self.outputs.len());
         for output in std::mem::take(&mut self.outputs) {
             if numbers.binary_search(&output.no).is_ok() {

@@ -6,6 +6,7 @@ use crate::guest::Power;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use apus::Apus;
+use plover_policy::Policy;
 use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, View};
 use serde::Serialize;
 
@@ -96,6 +97,11 @@ impl Replica {
     /// The consensus core, to be looked at from outside.
     pub fn consensus_core(&self) -> &Apus {
         &self.cx.group.core
+    }
+
+    /// How its guest is protected.
+    pub fn policy(&self) -> &Policy {
+        &self.cx.config.policy
     }
 
     /// The group: voters and learners.

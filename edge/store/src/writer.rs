@@ -107,7 +107,7 @@ impl Writer {
         let mut queue = lock(&self.shared.queue);
         if queue.pending.is_due() && !queue.called {
             queue.called = true;
-            // Whoever wakes takes the lock first.
+            // The thread needs the lock as soon as it wakes.
             drop(queue);
             self.shared.called.notify_one();
         }

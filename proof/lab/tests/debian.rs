@@ -150,7 +150,7 @@ impl Drop for NtpServer {
     }
 }
 
-/// What chrony says of the guest's clock, in seconds, and of its rate.
+/// The guest's clock in chrony's words: offsets in seconds, and its rate.
 struct Tracking {
     /// How far the clock was from the server's at the last answer.
     last_offset: f64,

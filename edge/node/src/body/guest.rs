@@ -141,7 +141,7 @@ impl Body {
 
     /// Words of programs in this leader's guest about their replies. Each word comes before its reply.
     fn take_replies(&mut self) -> Option<Event> {
-        let leads = self.role == Role::Leader && self.config.axes().clean_replies;
+        let leads = self.role == Role::Leader && self.replica.policy().clean_replies;
         let vm = self.vm.as_mut().filter(|_| leads)?;
         let mut replies = Vec::new();
         let lost = vm.take_replies(&mut replies);

@@ -87,7 +87,7 @@ impl ReplicaConfig {
     }
 
     /// The policy's axes; this was checked with the configuration.
-    pub(crate) fn axes(&self) -> Policy {
+    fn axes(&self) -> Policy {
         self.policy.axes().unwrap_or(DEFAULT.policy)
     }
 

@@ -58,8 +58,7 @@ const fn redis(traffic: Traffic, batch: u32) -> Client {
     }
 }
 
-/// memcached over UDP.
-const fn datagrams(traffic: Traffic) -> Client {
+const fn memcached(traffic: Traffic) -> Client {
     Client::Own {
         port: 11211,
         traffic,
@@ -103,33 +102,28 @@ pub(crate) const ALL: [Workload; 14] = [
         what: "memcached, 19 of 20 requests get, 16 connections",
         guest: "memcached",
         writes: false,
-        client: Client::Own {
-            port: 11211,
-            traffic: Traffic::MemcachedReads,
-            connections: 16,
-            batch: 1,
-        },
+        client: memcached(Traffic::MemcachedReads),
     },
     Workload {
         name: "memcached-udp",
         what: "memcached, 19 of 20 requests get, 16 clients over UDP, values of 1 KiB: with clean replies most leave at once",
         guest: "memcached",
         writes: false,
-        client: datagrams(Traffic::MemcachedDatagrams),
+        client: memcached(Traffic::MemcachedDatagrams),
     },
     Workload {
         name: "memcached-udp-0",
         what: "the same, all requests get",
         guest: "memcached",
         writes: false,
-        client: datagrams(Traffic::MemcachedDatagramsRead),
+        client: memcached(Traffic::MemcachedDatagramsRead),
     },
     Workload {
         name: "memcached-udp-25",
         what: "the same, a quarter of the requests set",
         guest: "memcached",
         writes: false,
-        client: datagrams(Traffic::MemcachedDatagramsUpdate),
+        client: memcached(Traffic::MemcachedDatagramsUpdate),
     },
     Workload {
         name: "nginx",
