@@ -58,6 +58,9 @@ pub enum Canary {
     /// A leader whose hypervisor does not answer takes a syncvm that stands still for the secondary's fault.
     #[cfg(feature = "canary")]
     BlameSecondary,
+    /// A secondary whose hypervisor does not answer tells the leader nothing.
+    #[cfg(feature = "canary")]
+    HangInSilence,
     /// A joiner is named in sync before it has reset the queues of its guest.
     #[cfg(feature = "canary")]
     JoinAtOnce,

@@ -133,6 +133,7 @@ impl Replica {
         match &mut self.phase {
             Phase::Leader(_) if canary!(cx, BlameSecondary) => {}
             Phase::Leader(leader) if leader.is_covered(cx) => cx.hand_over(),
+            Phase::Secondary(_) if canary!(cx, HangInSilence) => {}
             Phase::Secondary(_) => {
                 cx.group.core.set_abstains(true);
                 let linked = |leader: &_| cx.peers.is_linked(*leader);

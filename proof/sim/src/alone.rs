@@ -4,10 +4,11 @@
 //! group has to get along with it.
 
 use crate::faults::{Fault, Kind, Victim};
+use crate::hypervisor::Hypervisor;
 use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::world::World;
-use plover_types::Micros;
+use plover_types::{Micros, ReplicaId};
 
 /// A stream of its own, so that the other decisions of a seed stay what they were.
 const ALONE_STREAM: u64 = 34;
@@ -62,10 +63,45 @@ impl World {
         let anyone = rng.pick(&self.scenario.members);
         let fault = self.aim_at(kind, victim, anyone);
         let (within, rest) = (served_within(fault), Micros(1_000_000));
+        self.expect_blame(fault);
         self.strike(fault, Some(within + rest));
         self.plan.after(within + rest + rest, Happening::Next);
         let half = Micros(within.0 / 2);
         self.plan.after(half, Happening::CountReplies(half));
+    }
+
+    /// If a secondary's hypervisor is about to stand still, the leader must soon go on without it: all that its clients
+    /// get waits for the secondary.
+    fn expect_blame(&mut self, fault: Fault) {
+        let (Fault::HangGuest(secondary), Some(leader)) = (fault, self.leader()) else {
+            return;
+        };
+        let is_pair = self.scenario.members.len() == 2;
+        let hypervisor = self.process(secondary).hypervisor.as_ref();
+        // Nothing is asked of a guest that rests, and a pair suspects nobody (docs/decisions/0018).
+        if is_pair || secondary == leader || !hypervisor.is_some_and(Hypervisor::is_running) {
+            return;
+        }
+        // A probe is out within a quarter of the timeout, and the leader then learns of the answer's absence. A leader
+        // that is told nothing waits for as long as ten timeouts of a link.
+        let timeout = self.scenario.hypervisor_timeout();
+        let happening = Happening::LookForHung { secondary, leader };
+        self.plan.after(Micros(timeout.0 * 9 / 4), happening);
+    }
+
+    /// A secondary's hypervisor has stood still for a while, with nothing else at fault.
+    pub(crate) fn look_for_hung(&mut self, secondary: ReplicaId, leader: ReplicaId) {
+        if self.healed_at.is_some() || self.leader() != Some(leader) {
+            return;
+        }
+        let hypervisor = self.process(secondary).hypervisor.as_ref();
+        // Or it has joined again, with a new one.
+        let hangs = hypervisor.is_some_and(Hypervisor::is_frozen);
+        if hangs && self.invariants.log.in_sync().contains(secondary) {
+            let check = self.invariants.one_fault.unblamed(secondary);
+            return self.check(check);
+        }
+        self.coverage.hit("alone: a secondary that hangs is dropped");
     }
 
     /// Some time of a fault has passed; the clients must be answered in the `rest`.

@@ -199,6 +199,11 @@ impl Hypervisor {
         self.frozen.get_or_insert_with(Vec::new);
     }
 
+    /// Whether it stands still.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+
     /// The replica and its hypervisor go on.
     pub fn thaw(&mut self, now: Micros) {
         if let Some(missed) = self.frozen.take() {

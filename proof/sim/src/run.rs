@@ -7,13 +7,14 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 26] = [
+pub const CANARIES: [(&str, Canary); 27] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("deaf-to-versions", Canary::DeafToVersions),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
     ("blame-secondary", Canary::BlameSecondary),
+    ("hang-in-silence", Canary::HangInSilence),
     ("subpage-missed", Canary::SubpageMissed),
     ("ack-before-disks", Canary::AckBeforeDisks),
     ("release-without-match", Canary::ReleaseWithoutMatch),

@@ -172,6 +172,11 @@ impl Scenario {
         config
     }
 
+    /// After this long an answer of a hypervisor is late.
+    pub fn hypervisor_timeout(&self) -> Micros {
+        self.config.hypervisor_timeout
+    }
+
     /// How the guest is protected.
     pub fn policy(&self) -> &Policy {
         &self.config.policy

@@ -86,6 +86,13 @@ pub enum Happening {
     LookAfterAnEnd,
     /// Replies are counted, and again after the rest of the time.
     CountReplies(Micros),
+    /// A secondary's hypervisor has stood still for a while: has the leader gone on without it?
+    LookForHung {
+        /// The secondary.
+        secondary: ReplicaId,
+        /// The leader of that time.
+        leader: ReplicaId,
+    },
     /// Every fault ends.
     Heal,
     /// Has the group recovered?

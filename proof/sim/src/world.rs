@@ -324,6 +324,7 @@ impl World {
             Happening::StartGuest => self.start_guest_again(),
             Happening::LookAfterAnEnd => self.look_after_an_end(),
             Happening::CountReplies(rest) => self.count_replies(rest),
+            Happening::LookForHung { secondary, leader } => self.look_for_hung(secondary, leader),
             Happening::Heal => self.heal(),
             Happening::Look => self.look(),
         }

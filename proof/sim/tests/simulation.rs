@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 98] = [
+const REACHED: [&str; 99] = [
     "upgrade: a replica is upgraded",
     "upgrade: a replica is taken back",
     "upgrade: a replica learns of a version",
@@ -88,6 +88,7 @@ const REACHED: [&str; 98] = [
     "sync: done (unmatched)",
     "fault: TAP down",
     "alone: the clients are answered again",
+    "alone: a secondary that hangs is dropped",
     "guest: reboots",
     "guest: wants to reboot, and is off",
     "guest: powers off",
@@ -241,6 +242,13 @@ fn lost_dirty_bits_are_caught() {
 fn a_leader_that_blames_its_secondary_is_caught() {
     let found_by = ["one_fault_is_survived"];
     catches(&with(Canary::BlameSecondary), 400, &found_by);
+}
+
+/// A secondary whose hypervisor hangs says nothing, and all clients wait until the leader's patience ends.
+#[test]
+fn a_secondary_that_hangs_in_silence_is_caught() {
+    let found_by = ["one_fault_is_survived"];
+    catches(&with(Canary::HangInSilence), 600, &found_by);
 }
 
 /// A replica that joins is named in sync before it has reset the queues that the guest has: the leader may die

@@ -5,7 +5,8 @@
 //! has just joined must not have to fetch one. Later it may have to, rarely, and this is counted
 //! (docs/decisions/0003).
 //!
-//! Where faults strike alone and last ([`crate::alone`]), the clients must be answered again within a bounded time.
+//! Where faults strike alone and last ([`crate::alone`]), the clients must be answered again within a bounded time, and
+//! a secondary whose hypervisor stands still is dropped long before the leader's patience ends.
 
 use super::{Check, Violation};
 use crate::alone::served_within;
@@ -101,6 +102,16 @@ impl OneFault {
             Some(Some(fault)) => Err(violation(format!(
                 "{fault:?} alone, and {} s later no client is answered",
                 served_within(fault).0 / 1_000_000
+            ))),
+            Some(None) | None => Ok(()),
+        }
+    }
+
+    /// The hypervisor of a secondary stands still, and the leader still waits for it.
+    pub fn unblamed(&self, secondary: ReplicaId) -> Check {
+        match self.only {
+            Some(Some(_)) => Err(violation(format!(
+                "the hypervisor of {secondary} stands still, and the leader has not gone on without it"
             ))),
             Some(None) | None => Ok(()),
         }
