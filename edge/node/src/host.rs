@@ -103,6 +103,27 @@ pub(crate) fn gather_work(pid: Pid) {
     }
 }
 
+/// The nice value of a replica's own threads: before the guests' vCPUs.
+pub(crate) const NICE: i32 = -10;
+
+/// Lets this thread run as soon as it can, whatever else the host has to do: in the real-time class `SCHED_RR`, at its
+/// lowest priority. It must sleep soon, again and again. What it starts runs like any other. Returns whether the kernel
+/// allows it.
+pub(crate) fn come_first() -> bool {
+    set_class(libc::SCHED_RR, 1)
+}
+
+/// Ends [`come_first`]: the nice value counts again. What this thread starts still runs like any other.
+pub(crate) fn come_in_turn() {
+    set_class(libc::SCHED_OTHER, 0);
+}
+
+fn set_class(class: i32, sched_priority: i32) -> bool {
+    let priority = libc::sched_param { sched_priority };
+    // SAFETY: the call gets two numbers and a pointer to a structure that lives as long as the call.
+    unsafe { libc::sched_setscheduler(0, class | libc::SCHED_RESET_ON_FORK, &priority) == 0 }
+}
+
 /// Whether this process may raise a nice value to 0 again after it was lowered: as root, or by the limit of its unit.
 pub(crate) fn may_raise_priority() -> bool {
     // The kernel counts from nice value 19, which is 1, upwards.
@@ -154,6 +175,28 @@ mod tests {
             error.contains("host.follower.guest names CPU 1023"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_a_thread_that_comes_first_starts_does_not_come_first() {
+        // SAFETY: the call takes a number.
+        let class = || unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
+        // In a thread of its own, which ends with the test. Without root or a limit it is refused.
+        let tried = std::thread::spawn(move || {
+            let may = come_first();
+            let (mine, heirs) = (class(), std::thread::spawn(class).join().unwrap());
+            come_in_turn();
+            (may, mine, heirs, class())
+        });
+        let (may, mine, heirs, after) = tried.join().unwrap();
+        let first = if may {
+            libc::SCHED_RR
+        } else {
+            libc::SCHED_OTHER
+        };
+        assert_eq!((mine, heirs), (first, libc::SCHED_OTHER));
+        assert_eq!(after, libc::SCHED_OTHER);
+        assert!(may || !rustix::process::geteuid().is_root());
     }
 
     #[test]

@@ -101,7 +101,8 @@ impl World {
             let check = self.invariants.one_fault.unblamed(secondary);
             return self.check(check);
         }
-        self.coverage.hit("alone: a secondary that hangs is dropped");
+        self.coverage
+            .hit("alone: a secondary that hangs is dropped");
     }
 
     /// Some time of a fault has passed; the clients must be answered in the `rest`.

@@ -1,7 +1,7 @@
 //! The hypervisor: its start, its end, its events and its orders.
 
 use super::work::Work;
-use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
+use super::{Body, BoxError, FRAMES_PER_TURN};
 use crate::clock;
 use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
@@ -200,7 +200,7 @@ impl Body {
         let spawned = disks.and_then(|disks| {
             QemuVm::spawn(self.qemu.clone(), disks).map_err(|error| error.to_string())
         });
-        let _ = rustix::process::setpriority_process(None, NICE);
+        let _ = rustix::process::setpriority_process(None, host::NICE);
         self.keep_this_thread_on(|cpus| &cpus.replica);
         match spawned {
             Ok(vm) => self.vm = Some(vm),

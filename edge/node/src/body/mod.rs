@@ -36,7 +36,6 @@ use self::waiting::Waiting;
 use self::work::Work;
 use crate::announce::Announcement;
 use crate::background::Background;
-use crate::clock;
 use crate::config::{ConfigFile, ReplicaConfig};
 use crate::control::{Control, StopHandle};
 use crate::death::{Reporter, Reports, SentOn};
@@ -50,8 +49,9 @@ use crate::supervisor::ThisProcess;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
+use crate::{clock, host};
 use plover_disk::Disks;
-use plover_fabric::{BoxedFabric, Keys};
+use plover_fabric::{BoxedFabric, Keys, Spin};
 use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
 use plover_types::{Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm};
@@ -72,8 +72,11 @@ const INPUT_BYTES_PER_TURN: usize = 256 << 10;
 /// How long one turn works on waiting bulk records, and how long on waiting reads, after the first of
 /// each. The others hear nothing of this replica meanwhile.
 const WORK_A_TURN: Micros = Micros::from_ms(2);
-/// The loop's nice value: before the guests' vCPUs.
-const NICE: i32 = -10;
+/// A loop that wakes this much later than it meant to runs on a busy host. Heartbeats are as far apart.
+const LATE: Micros = Micros::from_ms(25);
+
+/// How long it then comes first.
+const FIRST_FOR: Micros = Micros::from_ms(600_000);
 
 /// Freed memory that this process keeps: the pages of a few usual slots. It is well within the 64 MiB
 /// that a replica may hold beside its buffers.
@@ -208,6 +211,8 @@ struct Body {
     outputs_left: bool,
     /// When the fabric must be called even if nothing has come.
     fabric_due: Micros,
+    /// Until when this thread comes first.
+    first_until: Option<Micros>,
 }
 
 /// The sources that are ready. One turn of the loop reads only these. Most turns have none: the loop
@@ -303,12 +308,45 @@ impl Body {
             .iter()
             .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
             .collect();
+        if span == Micros::ZERO && self.first_until.is_some() {
+            // Loops of other guests wait for this CPU at the same priority.
+            rustix::thread::sched_yield();
+        }
         let counted = rustix::event::poll(&mut polled, Some(&timeout));
         for ((ready, _), polled) in fds.iter_mut().zip(&polled) {
             // After a signal `poll` reports no source, so all are read.
             **ready = counted.is_err() || !polled.revents().is_empty();
         }
         self.ready = ready;
+        self.see_whether_late(now + span);
+    }
+
+    /// On a busy host this thread takes real-time priority for a while: others take a replica that is late for dead. It does
+    /// without where it can, since it then runs for every single frame, which costs throughput (docs/decisions/0067).
+    fn see_whether_late(&mut self, meant: Micros) {
+        let now = clock::now();
+        let late = now.since(meant);
+        if late >= LATE && self.first_until.is_none() && self.config.group.spin != Spin::Always {
+            let may = host::come_first();
+            self.first_until = Some(now + FIRST_FOR);
+            let ms = late.0 / 1000;
+            if may {
+                tracing::info!(
+                    event = "host_busy",
+                    "this replica ran {ms} ms late: this host is busy or stood still, so the replica comes before everything \
+                     else on it for ten minutes"
+                );
+            } else {
+                tracing::warn!(
+                    event = "priority_refused",
+                    "this replica ran {ms} ms late: this host is busy or stood still, and the others take a replica that is \
+                     late for dead; give the host less to do, or let the replica come first: LimitRTPRIO=1 in its unit"
+                );
+            }
+        } else if self.first_until.is_some_and(|until| now >= until) {
+            host::come_in_turn();
+            self.first_until = None;
+        }
     }
 
     /// Handles everything that has happened, in one turn.

@@ -10,13 +10,14 @@ use super::relay::Relay;
 use super::resize::Resizing;
 use super::restore::Restoring;
 use super::waiting::Waiting;
-use super::{Body, BoxError, KEPT_BYTES, NICE, Ready};
+use super::{Body, BoxError, KEPT_BYTES, Ready};
 use crate::announce::Announcement;
 use crate::background::Background;
 use crate::config::ConfigFile;
 use crate::control::Control;
 use crate::death::{Reporter, Reports, SentOn};
 use crate::histogram::Histogram;
+use crate::host::{self, NICE};
 use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
 use crate::recent::RecentLog;
@@ -178,6 +179,7 @@ impl Body {
             bulk: Waiting::new(layout.pages()),
             outputs_left: false,
             fabric_due: Micros::ZERO,
+            first_until: None,
             config,
             file,
             waiting_keys: Vec::new(),
@@ -200,4 +202,9 @@ fn prepare_process() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
     }
     let _ = rustix::process::setpriority_process(None, NICE);
+    // The loop waits for those that hash for it, at most 2 ms of work at a time.
+    let pool = rayon::ThreadPoolBuilder::new().start_handler(|_| {
+        host::come_first();
+    });
+    let _ = pool.build_global();
 }
