@@ -29,7 +29,7 @@ impl Tool {
         }
         eprintln!("x: installing {name} {version} into target/tools, once");
         let mut install = run::cargo();
-        // Half the time of a release build, and nobody debugs them.
+        // They run for seconds, and nobody debugs them.
         install.env("CARGO_PROFILE_DEV_DEBUG", "0");
         install.args(["install", "--quiet", "--locked", "--debug"]);
         install.args(self.options);

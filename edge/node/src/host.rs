@@ -95,33 +95,31 @@ pub(crate) fn keep_thread_on(thread: Option<Pid>, cpus: &[usize]) {
 /// preempting it with each frame that the guest sends. Where the two share a CPU, preempting costs four
 /// switches a frame and handles each frame by itself (docs/decisions/0029).
 pub(crate) fn gather_work(pid: Pid) {
-    // SAFETY: the call gets a number and a pointer to a structure that lives as long as the call.
-    unsafe {
-        let priority = libc::sched_param { sched_priority: 0 };
-        // A refusal costs only speed.
-        libc::sched_setscheduler(pid.as_raw_nonzero().get(), libc::SCHED_BATCH, &priority);
-    }
+    // A refusal costs only speed.
+    set_class(pid.as_raw_nonzero().get(), libc::SCHED_BATCH, 0);
 }
 
 /// The nice value of a replica's own threads: before the guests' vCPUs.
 pub(crate) const NICE: i32 = -10;
 
-/// Lets this thread run as soon as it can, whatever else the host has to do: in the real-time class `SCHED_RR`, at its
-/// lowest priority. It must sleep soon, again and again. What it starts runs like any other. Returns whether the kernel
-/// allows it.
+/// Puts this thread into the real-time class `SCHED_RR`, at its lowest priority: it runs as soon as it is ready, whatever
+/// else the host has to do. So it must never run for long without sleeping. The threads and processes that it starts get
+/// the usual class. Returns false if the kernel refuses.
 pub(crate) fn come_first() -> bool {
-    set_class(libc::SCHED_RR, 1)
+    set_class(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, 1)
 }
 
-/// Ends [`come_first`]: the nice value counts again. What this thread starts still runs like any other.
+/// Ends [`come_first`]: this thread has the usual class and its nice value again. The threads and processes that it starts
+/// get nice value 0 from then on.
 pub(crate) fn come_in_turn() {
-    set_class(libc::SCHED_OTHER, 0);
+    set_class(0, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, 0);
 }
 
-fn set_class(class: i32, sched_priority: i32) -> bool {
+/// Gives a thread, by its id, or this one (0), a scheduling class. Returns false if the kernel refuses.
+fn set_class(thread: i32, class: i32, sched_priority: i32) -> bool {
     let priority = libc::sched_param { sched_priority };
     // SAFETY: the call gets two numbers and a pointer to a structure that lives as long as the call.
-    unsafe { libc::sched_setscheduler(0, class | libc::SCHED_RESET_ON_FORK, &priority) == 0 }
+    unsafe { libc::sched_setscheduler(thread, class, &priority) == 0 }
 }
 
 /// Whether this process may raise a nice value to 0 again after it was lowered: as root, or by the limit of its unit.

@@ -32,6 +32,7 @@
 use crate::body::BoxError;
 use crate::config::ReplicaConfig;
 use crate::death::{Reporter, is_for_one};
+use crate::host::NICE;
 use crate::private;
 use crate::storage::members_in;
 use crate::tap::Tap;
@@ -59,9 +60,6 @@ const SEND_ON_MAX: usize = 4096;
 /// How long the end of what the replica has left is waited for. A process that waits for a disk that hangs
 /// may outlive this.
 const LEFT_WITHIN: Duration = Duration::from_secs(2);
-
-/// The nice value of the supervisor: when the replica dies, others wait for it.
-const NICE: i32 = -10;
 
 /// The exit code of a process that a signal has ended, as a shell gives it.
 const SIGNALLED: u8 = 128;
@@ -122,6 +120,7 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             }))
         }
         child => {
+            // When the replica dies, the other replicas wait for this process.
             let _ = rustix::process::setpriority_process(None, NICE);
             let child = Pid::from_raw(child).ok_or("no process was made")?;
             let status = wait_for(child, &signals)?;

@@ -82,8 +82,8 @@ impl World {
         if is_pair || secondary == leader || !hypervisor.is_some_and(Hypervisor::is_running) {
             return;
         }
-        // A probe is out within a quarter of the timeout, and the leader then learns of the answer's absence. A leader
-        // that is told nothing waits for as long as ten timeouts of a link.
+        // A probe is out within a quarter of the timeout, its answer is late one timeout later, and the leader is told
+        // then. A leader that is told nothing waits longer: for ten timeouts of a link.
         let timeout = self.scenario.hypervisor_timeout();
         let happening = Happening::LookForHung { secondary, leader };
         self.plan.after(Micros(timeout.0 * 9 / 4), happening);
