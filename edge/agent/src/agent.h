@@ -40,7 +40,7 @@ extern struct dma {
     void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
 } dma;
 
-/* The guest's RAM in this process: set by OP_TRACK. */
+/* The guest's RAM in this process: set by the first OP_TRACK. */
 extern struct guest_ram {
     uintptr_t start, bytes;
 } ram;
@@ -78,6 +78,9 @@ extern int kvm_refused;
 void find_firmware(void);
 int save_firmware(int file);
 int load_firmware(int file);
+
+/* flash.c: the memory of a flash chip */
+int place_flash(int file, off_t offset, size_t bytes);
 
 /* nic.c: the guest's NIC as a TAP device */
 void find_nic(void);

@@ -214,8 +214,8 @@ pub struct GuestConfig {
     /// RAM in MiB, from 16.
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
-    /// The firmware of `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all hosts. UEFI
-    /// variables survive a failover, but not a new boot of the guest.
+    /// The firmware of `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all hosts; its variables are
+    /// part of the guest, as its disks are.
     #[serde(default)]
     pub firmware: Firmware,
     /// The kernel image. Without it the firmware of `q35` or `pc` boots from the first disk.

@@ -82,6 +82,7 @@ mod supervisor;
 mod tap;
 mod trace;
 mod uplink;
+mod variables;
 
 pub use announce::Announcement;
 pub use background::Background;

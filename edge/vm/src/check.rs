@@ -64,12 +64,26 @@ impl QemuConfig {
                 self.mac
             ));
         }
-        if self.machine == crate::Machine::Microvm && self.firmware == Firmware::Uefi {
+        if self.machine == crate::Machine::Microvm && self.firmware.is_uefi() {
             return bad(
                 "machine = \"microvm\" starts its kernel without firmware: for firmware = \"uefi\" \
                  use machine = \"q35\" or \"pc\""
                     .into(),
             );
+        }
+        if self.machine != crate::Machine::Q35 && self.firmware == Firmware::UefiSecure {
+            return bad(
+                "firmware = \"uefi-secure\" takes machine = \"q35\", the only one with a system management mode that \
+                 protects its keys"
+                    .into(),
+            );
+        }
+        if !matches!(self.flash.len(), 0 | Firmware::FLASH_BYTES) {
+            return bad(format!(
+                "UEFI variables of {} bytes: OVMF's image of 4 MiB keeps them in {}",
+                self.flash.len(),
+                Firmware::FLASH_BYTES
+            ));
         }
         self.identity
             .validate(self.machine, self.vcpus)
@@ -187,10 +201,11 @@ fn parse_version(text: &str) -> Option<(u32, u32, u32)> {
 }
 
 fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
-    if config.firmware == Firmware::Uefi && !Path::new(Firmware::OVMF).exists() {
+    let files = [config.firmware.code(), config.firmware.new_variables()];
+    if let Some(missing) = files.into_iter().flatten().find(|file| !file.exists()) {
         return Err(VmError::Unsupported(format!(
             "there is no UEFI firmware {}: install the package ovmf",
-            Firmware::OVMF
+            missing.display()
         )));
     }
     let Boot::Kernel { kernel, initrd, .. } = &config.boot else {

@@ -4,7 +4,7 @@ use crate::{GuestEnd, Identity};
 use plover_types::{Mac, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// QEMU's machine type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -84,19 +84,45 @@ pub enum Boot {
 
 /// The firmware of a PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Firmware {
     /// SeaBIOS, which comes with QEMU.
     #[default]
     Bios,
-    /// OVMF (package `ovmf`). Its variables are in guest RAM, so every syncvm copies them
-    /// (docs/firmware.md). Not on `microvm`.
+    /// OVMF (package `ovmf`), which keeps its variables in flash memory (docs/firmware.md). Not on `microvm`.
     Uefi,
+    /// OVMF with Secure Boot and Microsoft's keys, which only code in system management mode can change. On `q35`.
+    UefiSecure,
 }
 
 impl Firmware {
-    /// OVMF as one image, code and an empty store of variables (Debian, Ubuntu).
-    pub const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
+    /// Bytes of the flash memory that holds the variables of UEFI, in the images of 4 MiB.
+    pub const FLASH_BYTES: usize = 528 << 10;
+
+    /// Whether it keeps variables in flash memory.
+    pub fn is_uefi(self) -> bool {
+        self.code().is_some()
+    }
+
+    /// The file with its code, in the place where Debian and Ubuntu have it. `None`: QEMU knows.
+    pub fn code(self) -> Option<&'static Path> {
+        let file = match self {
+            Self::Bios => return None,
+            Self::Uefi => "/usr/share/OVMF/OVMF_CODE_4M.fd",
+            Self::UefiSecure => "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd",
+        };
+        Some(Path::new(file))
+    }
+
+    /// The file with the variables of a new machine.
+    pub fn new_variables(self) -> Option<&'static Path> {
+        let file = match self {
+            Self::Bios => return None,
+            Self::Uefi => "/usr/share/OVMF/OVMF_VARS_4M.fd",
+            Self::UefiSecure => "/usr/share/OVMF/OVMF_VARS_4M.ms.fd",
+        };
+        Some(Path::new(file))
+    }
 }
 
 /// How a disk is connected.
@@ -190,6 +216,9 @@ pub struct QemuConfig {
     pub boot: Boot,
     /// The firmware of a PC.
     pub firmware: Firmware,
+    /// What the flash memory of UEFI holds when the guest starts: [`Firmware::FLASH_BYTES`], or nothing for the variables
+    /// of a new machine.
+    pub flash: Vec<u8>,
     /// The address of the guest's NIC.
     pub mac: Mac,
     /// Whether the guest may leave checksums and the cutting of TCP segments to its host.
@@ -221,6 +250,7 @@ impl QemuConfig {
             mem_mib: 256,
             boot,
             firmware: Firmware::default(),
+            flash: Vec::new(),
             mac,
             offloads: true,
             rng: false,
@@ -232,13 +262,22 @@ impl QemuConfig {
         }
     }
 
-    /// Guest RAM in bytes.
-    pub fn ram_bytes(&self) -> usize {
+    /// Bytes of the machine's RAM.
+    pub(crate) fn machine_ram_bytes(&self) -> usize {
         (self.mem_mib as usize) << 20
     }
 
-    /// Guest RAM in pages.
+    /// Bytes of the flash memory that the guest writes.
+    pub(crate) fn flash_bytes(&self) -> usize {
+        if self.firmware.is_uefi() {
+            Firmware::FLASH_BYTES
+        } else {
+            0
+        }
+    }
+
+    /// Pages of the guest's memory: the machine's RAM, and behind it the flash memory of UEFI.
     pub fn ram_pages(&self) -> u32 {
-        (self.ram_bytes() / PAGE_BYTES) as u32
+        ((self.machine_ram_bytes() + self.flash_bytes()) / PAGE_BYTES) as u32
     }
 }

@@ -24,7 +24,7 @@
 //! fails half-way has already added the pages that it cleared.
 
 use crate::VmError;
-use plover_types::{PAGE_BYTES, PageSet};
+use plover_types::{PAGE_BYTES, PageNo, PageSet};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::ffi::c_long;
 use std::ops::Range;
@@ -82,19 +82,22 @@ pub(crate) struct DirtyTracker {
     _userfaultfd: OwnedFd,
     start: u64,
     bytes: u64,
+    /// The number of the range's first page.
+    first: PageNo,
     /// A guest under KVM runs on this memory.
     is_kvm: bool,
     regions: Vec<Region>,
 }
 
 impl DirtyTracker {
-    /// A tracker of `start..start + bytes` in process `pid`, which `userfaultfd` protects. `is_kvm`: that process
-    /// runs a guest on it with KVM.
+    /// A tracker of `start..start + bytes` in process `pid`, which `userfaultfd` protects and whose first page is `first`.
+    /// `is_kvm`: that process runs a guest on it with KVM.
     pub(crate) fn new(
         pid: u32,
         userfaultfd: OwnedFd,
         start: u64,
         bytes: usize,
+        first: PageNo,
         is_kvm: bool,
     ) -> Result<Self, VmError> {
         let path = format!("/proc/{pid}/pagemap");
@@ -107,6 +110,7 @@ impl DirtyTracker {
             _userfaultfd: userfaultfd,
             start,
             bytes: bytes as u64,
+            first,
             is_kvm,
             regions: vec![Region::default(); REGIONS],
         })
@@ -114,11 +118,12 @@ impl DirtyTracker {
 
     /// Adds the pages written since the last scan to `dirty`, and protects them again.
     pub(crate) fn scan(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
-        assert!(u64::from(dirty.capacity()) >= self.bytes / PAGE_BYTES as u64);
+        let last = u64::from(self.first.0) + self.bytes / PAGE_BYTES as u64;
+        assert!(u64::from(dirty.capacity()) >= last);
         let all = self.start..self.start + self.bytes;
         let protect = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
-        let first = self.start;
-        let page = |address: u64| ((address - first) / PAGE_BYTES as u64) as u32;
+        let (start, first) = (self.start, self.first.0);
+        let page = |address: u64| first + ((address - start) / PAGE_BYTES as u64) as u32;
         let mut report = |run: Range<u64>| dirty.insert_run(page(run.start), page(run.end));
         if !self.is_kvm {
             return self.walk(all, protect, &mut report);
@@ -237,7 +242,7 @@ fn track_here(ram: &crate::ram::Ram, is_kvm: bool) -> Result<DirtyTracker, Failu
     // SAFETY: the kernel has just made this descriptor for us alone.
     let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd as i32) };
     let start = ram
-        .find_in(std::process::id())
+        .find_in(std::process::id(), 0..ram.bytes() as u64)
         .map_err(|e| ("/proc/self/maps", std::io::Error::other(e.to_string())))?;
     let bytes = ram.bytes() as u64;
 
@@ -260,7 +265,15 @@ fn track_here(ram: &crate::ram::Ram, is_kvm: bool) -> Result<DirtyTracker, Failu
             return Err((name, last()));
         }
     }
-    DirtyTracker::new(std::process::id(), fd, start, ram.bytes(), is_kvm).map_err(failed)
+    DirtyTracker::new(
+        std::process::id(),
+        fd,
+        start,
+        ram.bytes(),
+        PageNo(0),
+        is_kvm,
+    )
+    .map_err(failed)
 }
 
 /// Tries the mechanism on memory of this process: create, protect, write, scan. `Err` names the step
@@ -275,7 +288,7 @@ pub(crate) fn try_here() -> Result<(), Failure> {
         scanned.map(|()| dirty.iter().map(|p| p.0).collect::<Vec<_>>())
     };
     scan()?;
-    ram.write(plover_types::PageNo(2), &[1; PAGE_BYTES]);
+    ram.write(PageNo(2), &[1; PAGE_BYTES]);
     let (first, second) = (scan()?, scan()?);
     if first != [2] || !second.is_empty() {
         let text = format!("wrote page 2, scans reported {first:?} and then {second:?}");

@@ -17,6 +17,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -157,15 +158,15 @@ impl Ram {
         holes::next_data(&self.fd, self.bytes as u64, page.0)
     }
 
-    /// Where process `pid` has this memory mapped: the whole of it, in one piece.
-    pub(crate) fn find_in(&self, pid: u32) -> Result<u64, VmError> {
+    /// Where process `pid` has these bytes of the memory mapped, in one piece.
+    pub(crate) fn find_in(&self, pid: u32, part: Range<u64>) -> Result<u64, VmError> {
         let path = format!("/proc/{pid}/maps");
         let text = std::fs::read_to_string(&path).map_err(|source| VmError::Io {
             what: format!("reading {path}"),
             source,
         })?;
         let stat = fstat(&self.fd).map_err(VmError::io("inspecting the guest's memory"))?;
-        find_mapping(&text, stat.st_ino, self.bytes as u64).ok_or_else(|| {
+        find_mapping(&text, stat.st_ino, part).ok_or_else(|| {
             VmError::Unsupported(format!(
                 "QEMU (process {pid}) has not mapped the guest's memory in one piece: this QEMU \
                  is unlike any that Plover knows; use a distribution's QEMU 7.2 or newer"
@@ -183,10 +184,11 @@ impl Drop for Ram {
     }
 }
 
-/// The start of the shared mapping of offset 0 of a plover memfd with `inode` and length `bytes`
-/// in the text of a `/proc/PID/maps`. Neighbouring pieces of one file are joined.
-fn find_mapping(maps: &str, inode: u64, bytes: u64) -> Option<u64> {
-    let mut found: Option<(u64, u64)> = None;
+/// Where the bytes `part` of the plover memfd with `inode` are mapped, by the text of a `/proc/PID/maps`. Pieces that
+/// follow each other both in memory and in the file are one.
+fn find_mapping(maps: &str, inode: u64, part: Range<u64>) -> Option<u64> {
+    // Where the last pieces begin in memory and in the file, and where they end in memory.
+    let mut joined = (0, 0, 0);
     for line in maps.lines() {
         let mut words = line.split_ascii_whitespace();
         let (Some(range), Some(_), Some(offset), Some(_), Some(node), Some(name)) = (
@@ -206,15 +208,18 @@ fn find_mapping(maps: &str, inode: u64, bytes: u64) -> Option<u64> {
         let start = u64::from_str_radix(start, 16).ok()?;
         let end = u64::from_str_radix(end, 16).ok()?;
         let offset = u64::from_str_radix(offset, 16).ok()?;
-        found = match found {
-            None if offset == 0 => Some((start, end)),
-            Some((first, last)) if last == start && offset == start - first => Some((first, end)),
-            other => other,
+        let (first, from, last) = joined;
+        joined = if last == start && offset.checked_sub(from) == Some(start - first) {
+            (first, from, end)
+        } else {
+            (start, offset, end)
         };
+        let (first, from, last) = joined;
+        if from <= part.start && part.end <= from + (last - first) {
+            return Some(first + (part.start - from));
+        }
     }
-    found
-        .filter(|(start, end)| end - start == bytes)
-        .map(|(start, _)| start)
+    None
 }
 
 #[cfg(test)]
@@ -236,7 +241,8 @@ mod tests {
         assert_eq!(page, [7; PAGE_BYTES]);
         ram.read(PageNo(7), &mut page);
         assert_eq!(page, [0; PAGE_BYTES]);
-        let here = ram.find_in(std::process::id()).unwrap();
+        let whole = 0..ram.bytes() as u64;
+        let here = ram.find_in(std::process::id(), whole).unwrap();
         assert_eq!(here, ram.base.as_ptr() as u64);
     }
 
@@ -260,11 +266,16 @@ mod tests {
         let maps = "\
 7f0000000000-7f0000002000 rw-s 00000000 00:01 77 /memfd:plover-ram (deleted)
 7f0000002000-7f0000004000 rw-s 00002000 00:01 77 /memfd:plover-ram (deleted)
+7f0000008000-7f0000009000 rw-s 00004000 00:01 77 /memfd:plover-ram (deleted)
 7f0000009000-7f000000a000 rw-s 00000000 00:01 78 /memfd:plover-ram (deleted)
 garbage
 7fff-  x";
-        assert_eq!(find_mapping(maps, 77, 0x4000), Some(0x7f00_0000_0000));
-        assert_eq!(find_mapping(maps, 77, 0x2000), None);
-        assert_eq!(find_mapping(maps, 79, 0x1000), None);
+        let find = |inode, part| find_mapping(maps, inode, part);
+        assert_eq!(find(77, 0..0x4000), Some(0x7f00_0000_0000));
+        assert_eq!(find(77, 0x1000..0x4000), Some(0x7f00_0000_1000));
+        assert_eq!(find(77, 0x4000..0x5000), Some(0x7f00_0000_8000));
+        assert_eq!(find(77, 0..0x5000), None, "the memory between is another's");
+        assert_eq!(find(77, 0x4000..0x6000), None);
+        assert_eq!(find(79, 0..0x1000), None);
     }
 }

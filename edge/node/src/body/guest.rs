@@ -7,7 +7,7 @@ use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
 use plover_types::{Frame, Micros, SyncNo, Unconsumed};
-use plover_vm::{AtEnd, GuestEnd, QemuVm, VmCommand, VmEvent};
+use plover_vm::{AtEnd, GuestEnd, QemuConfig, QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -189,6 +189,17 @@ impl Body {
         }
     }
 
+    /// Has UEFI variables written that the guest has changed: `at_once`, or if it is time to look.
+    pub(super) fn look_at_variables(&mut self, at_once: bool) {
+        // While a guest is copied to this replica they are of two moments.
+        let is_whole = matches!(self.role, Role::Leader | Role::Secondary);
+        match self.vm.as_ref().filter(|_| is_whole) {
+            Some(vm) if at_once => self.variables.keep(vm),
+            Some(vm) => self.variables.look(clock::now(), vm),
+            None => {}
+        }
+    }
+
     pub(super) fn start_guest(&mut self, reason: BootReason) {
         self.leave_guest();
         self.drop_work();
@@ -197,9 +208,12 @@ impl Body {
         let _ = rustix::process::setpriority_process(None, 0);
         let disks = self.attach_disks(reason).map_err(|error| error.to_string());
         self.keep_this_thread_on(|cpus| &cpus.guest);
-        let spawned = disks.and_then(|disks| {
-            QemuVm::spawn(self.qemu.clone(), disks).map_err(|error| error.to_string())
-        });
+        let qemu = QemuConfig {
+            flash: self.variables.newest(),
+            ..self.qemu.clone()
+        };
+        let spawned =
+            disks.and_then(|disks| QemuVm::spawn(qemu, disks).map_err(|error| error.to_string()));
         let _ = rustix::process::setpriority_process(None, host::NICE);
         self.keep_this_thread_on(|cpus| &cpus.replica);
         match spawned {

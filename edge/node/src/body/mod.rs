@@ -49,6 +49,7 @@ use crate::supervisor::ThisProcess;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
+use crate::variables::Variables;
 use crate::{clock, host};
 use plover_disk::Disks;
 use plover_fabric::{BoxedFabric, Keys, Spin};
@@ -123,6 +124,7 @@ struct Body {
     /// The keys of the file as it was last read whose changes wait for a restart.
     waiting_keys: Vec<String>,
     qemu: QemuConfig,
+    variables: Variables,
     /// The guest's page numbers: RAM, then blocks of disks.
     layout: PageLayout,
     replica: Replica,
@@ -249,6 +251,7 @@ impl Body {
         if let Some(vm) = &mut self.vm {
             vm.kill();
         }
+        self.look_at_variables(true);
         self.log_end(ending);
         Ok(())
     }
@@ -385,6 +388,7 @@ impl Body {
         }
         self.sample()?;
         self.look_at_faults()?;
+        self.look_at_variables(false);
         if clock::now() >= self.watch.deadline {
             self.apply(Event::Tick)?;
         }

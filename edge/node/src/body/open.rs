@@ -26,6 +26,7 @@ use crate::storage::Storage;
 use crate::supervisor::ThisProcess;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
+use crate::variables::Variables;
 use crate::{clock, images, private};
 use plover_disk::Disks;
 use plover_fabric::BoxedFabric;
@@ -78,6 +79,7 @@ impl Body {
             [] => None,
             specs => Some(Disks::open(specs, &config.disk_journal())?),
         };
+        let variables = Variables::open(dir, qemu.firmware)?;
         let keys = group.keys()?;
         let mut fabric = crate::fabric::open(&group, keys.clone(), process.number)?;
         let record_bytes_max = Lane::ALL.map(|lane| {
@@ -114,6 +116,7 @@ impl Body {
         }
         Ok(Self {
             qemu,
+            variables,
             layout,
             replica,
             watch: Watch::default(),

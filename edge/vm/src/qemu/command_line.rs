@@ -37,18 +37,14 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     line.flag("-nodefaults");
     line.flag("-no-user-config");
     line.option("-display", "none");
-    if config.firmware == Firmware::Uefi {
-        // One image in ROM, not flash: a guest's writes to flash go to memory of QEMU that neither dirty
-        // tracking nor a saved state covers (docs/firmware.md).
-        line.option("-bios", Firmware::OVMF);
-    }
+    let flash = uefi(&mut line, config.firmware);
     // suppress-vmdesc: the saved state is then binary only, tens of KiB smaller.
     let identity = &config.identity;
     let machine_type = identity.machine_type.as_deref();
     let machine = machine_type.unwrap_or(config.machine.name());
     line.option(
         "-M",
-        format!("{machine},memory-backend=ram,suppress-vmdesc=on"),
+        format!("{machine},memory-backend=ram,suppress-vmdesc=on{flash}"),
     );
     // A load without this section skips comparing machine names and sizes, which expects a
     // fresh incoming QEMU.
@@ -174,6 +170,35 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     // Not to run before the first `cont`.
     line.flag("-S");
     line.0
+}
+
+/// The two flash chips of UEFI: code, and variables. Returns what the machine is told of them.
+fn uefi(line: &mut Line, firmware: Firmware) -> &'static str {
+    let Some(code) = firmware.code() else {
+        return "";
+    };
+    let code = escape(&code.to_string_lossy());
+    line.option(
+        "-blockdev",
+        format!("driver=file,node-name=uefi-code,read-only=on,filename={code}"),
+    );
+    // The chip's content is memory that the agent has put there (`plover_agent::Op::Flash`). QEMU also writes it to the
+    // file behind the chip, the whole of it after each load: there is none.
+    line.option(
+        "-blockdev",
+        format!(
+            "driver=null-co,node-name=uefi-variables,size={},read-zeroes=on",
+            Firmware::FLASH_BYTES
+        ),
+    );
+    if firmware == Firmware::UefiSecure {
+        // Only system management mode may write the variables.
+        line.option("-global", "driver=cfi.pflash01,property=secure,value=on");
+        // A guest that wakes from this sleep would go past the protection.
+        line.option("-global", "ICH9-LPC.disable_s3=1");
+        return ",pflash0=uefi-code,pflash1=uefi-variables,smm=on";
+    }
+    ",pflash0=uefi-code,pflash1=uefi-variables"
 }
 
 /// Each disk is the other end of a socket. An error stops the guest instead of reaching it (`werror`,
@@ -430,10 +455,14 @@ mod tests {
             assert!(
                 line.contains("drive=disk0,serial=plover-0,werror=stop,rerror=stop,bootindex=0")
             );
-            assert!(!line.contains("-kernel") && !line.contains("-bios"));
+            assert!(!line.contains("-kernel") && !line.contains("pflash"));
         }
         config.firmware = Firmware::Uefi;
-        assert!(line(&config).contains("-bios /usr/share/ovmf/OVMF.fd"));
+        assert!(
+            line(&config).contains("suppress-vmdesc=on,pflash0=uefi-code,pflash1=uefi-variables ")
+        );
+        config.firmware = Firmware::UefiSecure;
+        assert!(line(&config).contains("pflash1=uefi-variables,smm=on "));
         config.firmware = Firmware::Bios;
         config.machine = Machine::Microvm;
         config.boot = kernel();

@@ -28,8 +28,6 @@ pub(super) struct Loads {
     /// Whether translations can be kept at all: TCG, direct orders, and a QEMU that exports what the
     /// agent needs.
     pub(super) keeps_code: bool,
-    /// The address of guest RAM in QEMU.
-    pub(super) ram_in_qemu: u64,
     /// Pages that we wrote since the last load.
     overwritten: PageSet,
     /// The machine's power in the state that is being loaded.
@@ -42,7 +40,6 @@ impl Loads {
     pub(super) fn new(pages: u32) -> Self {
         Self {
             keeps_code: false,
-            ram_in_qemu: 0,
             overwritten: PageSet::new(pages),
             life: Life::default(),
             stands_since: None,

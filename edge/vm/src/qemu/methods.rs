@@ -10,7 +10,7 @@ use crate::thread_state::ThreadState;
 use crate::{VmCommand, VmError, VmEvent, clean, hash};
 use plover_disk::Attachment;
 use plover_types::{
-    Digest, Frame, HashKey, PageLayout, PageNo, PageSet, Reply, SyncNo, Unconsumed,
+    Digest, Frame, HashKey, PAGE_BYTES, PageLayout, PageNo, PageSet, Reply, SyncNo, Unconsumed,
 };
 use rustix::event::epoll;
 use rustix::fd::AsRawFd;
@@ -100,13 +100,15 @@ impl QemuVm {
         if let Some(disks) = &self.disks {
             disks.scan(layout, dirty);
         }
-        match &mut self.tracker {
-            Some(tracker) => tracker.scan(dirty),
-            None => Err(VmError::Io {
+        if self.trackers.is_empty() {
+            return Err(VmError::Io {
                 what: "scanning for written pages before the guest has started".into(),
                 source: std::io::ErrorKind::NotConnected.into(),
-            }),
+            });
         }
+        self.trackers
+            .iter_mut()
+            .try_for_each(|tracker| tracker.scan(dirty))
     }
 
     /// Tells programs in the guest, which stands, that it stands at this cut. The next [`Self::scan_dirty`] reports the
@@ -136,9 +138,17 @@ impl QemuVm {
         hash::hash_subpages(|page, to| self.read_page(page, to), key, pages, hashes);
     }
 
-    /// Copies a page out; `to` has [`plover_types::PAGE_BYTES`].
+    /// Copies a page out; `to` has [`PAGE_BYTES`].
     pub fn read_page(&self, page: PageNo, to: &mut [u8]) {
         self.regions().read(page, to);
+    }
+
+    /// Copies out what UEFI's flash memory holds: nothing without UEFI. May be torn while the guest runs.
+    pub fn flash(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.config.flash_bytes()];
+        self.ram
+            .copy_out(self.config.machine_ram_bytes(), &mut bytes);
+        bytes
     }
 
     /// Copies a page in. `scan_dirty` does not see it.
@@ -147,7 +157,10 @@ impl QemuVm {
             (Some(disks), Some(block)) => disks.direct().write(block, from),
             _ => {
                 self.ram.write(page, from);
-                self.loads.overwrote(page);
+                // No code runs from the flash memory behind the machine's RAM.
+                if (page.0 as usize) < self.config.machine_ram_bytes() / PAGE_BYTES {
+                    self.loads.overwrote(page);
+                }
             }
         }
     }
@@ -158,7 +171,7 @@ impl QemuVm {
         self.regions().first_data(page)
     }
 
-    /// The guest's memory as a file, for a thread: the bytes of page N begin at N * [`plover_types::PAGE_BYTES`].
+    /// The guest's memory as a file, for a thread: the bytes of page N begin at N * [`PAGE_BYTES`].
     /// `scan_dirty` does not see what is written there.
     ///
     /// # Errors

@@ -124,7 +124,10 @@ pub struct QemuVm {
     order_end: i32,
     /// Whether QEMU takes orders over `order_link`.
     direct: bool,
-    tracker: Option<DirtyTracker>,
+    /// Of the machine's RAM and of flash memory, once the guest has started.
+    trackers: Vec<DirtyTracker>,
+    /// Where in QEMU the part lies that the agent makes a tracker for.
+    tracked_next: u64,
     /// Words of programs in the guest about their replies.
     clean: Channel,
     epoll: OwnedFd,

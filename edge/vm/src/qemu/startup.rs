@@ -21,11 +21,13 @@ use plover_agent::{
     AGENT_VERSION, HELLO_FOLLOWS_BOOT, HELLO_HAS_ORDERS, HELLO_HAS_YANK, HELLO_KEEPS_CODE, Op,
 };
 use plover_disk::Attachment;
+use plover_types::{PAGE_BYTES, PageNo};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Bytes of frames that may wait in the socket of the guest's NIC, and as many again before it. More are refused, as by
 /// the queue of a NIC. At 10 Gbit/s they come in 1.6 ms. A sync sends what is left of both in one message, of which the
@@ -50,7 +52,7 @@ impl QemuVm {
             "a connection for each disk"
         );
         let accel = crate::choose_accel(&config).accel;
-        let ram = Ram::new(config.ram_bytes())?;
+        let ram = memory(&config)?;
         let regions = Regions {
             ram: &ram,
             disks: disks.as_ref(),
@@ -127,7 +129,8 @@ impl QemuVm {
             order_link,
             order_end: order_end.as_raw_fd(),
             direct: false,
-            tracker: None,
+            trackers: Vec::new(),
+            tracked_next: 0,
             clean: Channel::default(),
             epoll,
             sizes,
@@ -237,6 +240,13 @@ impl QemuVm {
                 self.heard.agent = true;
                 self.track_if_ready();
             }
+            Op::Flash if answer.reply.status != 0 => {
+                self.give_up(&format!(
+                    "the variables of UEFI could not be made memory of the guest: {status}; install your distribution's \
+                     QEMU with modules (the qemu-system packages of Debian, Ubuntu and Fedora)"
+                ));
+            }
+            Op::Flash => self.ask_to_track(),
             Op::Track => match answer.fd {
                 Some(fd) if answer.reply.status == 0 => self.tracking(fd),
                 _ => self.give_up(&format!(
@@ -264,15 +274,43 @@ impl QemuVm {
             return;
         }
         self.phase = Phase::Track;
-        let asked = self.ram.find_in(self.process.pid()).and_then(|start| {
-            self.loads.ram_in_qemu = start;
-            self.agent
-                .ask(Op::Track, start, self.ram.bytes() as u64)
-                .map_err(|source| VmError::Io {
-                    what: "asking the agent".into(),
-                    source,
-                })
-        });
+        if self.config.flash_bytes() == 0 {
+            return self.ask_to_track();
+        }
+        let file = self.ram.fd().as_raw_fd() as u32;
+        let chip = self.part(1);
+        let bytes = (chip.end - chip.start) as u32;
+        let asked = self.agent.ask_for_flash(file, chip.start, bytes);
+        if let Err(error) = asked {
+            self.give_up(&format!("asking the agent: {error}"));
+        }
+    }
+
+    /// The bytes of the guest's memory that one tracker tracks: the machine's RAM, or flash memory.
+    fn part(&self, number: usize) -> Range<u64> {
+        let ram = self.config.machine_ram_bytes() as u64;
+        match number {
+            0 => 0..ram,
+            _ => ram..ram + self.config.flash_bytes() as u64,
+        }
+    }
+
+    /// Asks for the tracker of the first part that has none.
+    fn ask_to_track(&mut self) {
+        let part = self.part(self.trackers.len());
+        let bytes = part.end - part.start;
+        let asked = self
+            .ram
+            .find_in(self.process.pid(), part)
+            .and_then(|start| {
+                self.tracked_next = start;
+                self.agent
+                    .ask(Op::Track, start, bytes)
+                    .map_err(|source| VmError::Io {
+                        what: "asking the agent".into(),
+                        source,
+                    })
+            });
         if let Err(error) = asked {
             self.give_up(&error.to_string());
         }
@@ -280,19 +318,21 @@ impl QemuVm {
 
     fn tracking(&mut self, userfaultfd: OwnedFd) {
         let pid = self.process.pid();
-        let start = self.loads.ram_in_qemu;
+        let part = self.part(self.trackers.len());
+        let bytes = (part.end - part.start) as usize;
+        let first = PageNo((part.start / PAGE_BYTES as u64) as u32);
         let is_kvm = self.accel == Accel::Kvm;
-        let tracker = DirtyTracker::new(pid, userfaultfd, start, self.ram.bytes(), is_kvm);
-        match tracker {
-            Ok(tracker) => {
-                self.tracker = Some(tracker);
-                if self.direct {
-                    self.take_orders();
-                } else {
-                    self.arm();
-                }
-            }
-            Err(error) => self.give_up(&error.to_string()),
+        let start = self.tracked_next;
+        match DirtyTracker::new(pid, userfaultfd, start, bytes, first, is_kvm) {
+            Ok(tracker) => self.trackers.push(tracker),
+            Err(error) => return self.give_up(&error.to_string()),
+        }
+        if !self.part(self.trackers.len()).is_empty() && self.trackers.len() == 1 {
+            self.ask_to_track();
+        } else if self.direct {
+            self.take_orders();
+        } else {
+            self.arm();
         }
     }
 
@@ -320,4 +360,32 @@ impl QemuVm {
             self.give_up(&format!("asking the agent: {error}"));
         }
     }
+}
+
+/// The guest's memory: the machine's RAM, all zero, and behind it what the flash memory of UEFI holds.
+fn memory(config: &QemuConfig) -> Result<Ram, VmError> {
+    let ram = config.machine_ram_bytes();
+    let mut memory = Ram::new(ram + config.flash_bytes())?;
+    let Some(new) = config.firmware.new_variables() else {
+        return Ok(memory);
+    };
+    let mut flash = config.flash.clone();
+    if flash.is_empty() {
+        flash = std::fs::read(new).map_err(|source| VmError::Io {
+            what: format!("reading the variables of a new machine, {}", new.display()),
+            source,
+        })?;
+    }
+    if flash.len() != config.flash_bytes() {
+        return Err(VmError::Unsupported(format!(
+            "{} has {} bytes, not {}: it is of another build of OVMF than any that Plover knows",
+            new.display(),
+            flash.len(),
+            config.flash_bytes()
+        )));
+    }
+    for (i, page) in flash.chunks_exact(PAGE_BYTES).enumerate() {
+        memory.write(PageNo((ram / PAGE_BYTES + i) as u32), page);
+    }
+    Ok(memory)
 }

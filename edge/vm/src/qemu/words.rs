@@ -1,7 +1,7 @@
 //! The machine of a guest in words: hosts compare theirs before one takes a copy of the other's guest.
 
 use super::QemuVm;
-use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine};
+use crate::{Accel, DiskBus, DiskDevice, Machine};
 use plover_types::MachineWords;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -63,8 +63,8 @@ impl QemuVm {
 
     /// The firmware that starts the machine; the one that lies beside this QEMU comes before the distribution's.
     fn firmware(&self) -> String {
-        if self.config.firmware == Firmware::Uefi {
-            return checksum(&[Firmware::OVMF.into()]);
+        if let Some(code) = self.config.firmware.code() {
+            return checksum(&[code.into()]);
         }
         let program = super::process::binary(&self.config);
         let folder = program.canonicalize().ok();

@@ -47,7 +47,9 @@ impl Guest {
     fn new(ram: &mut Ram) -> Option<Self> {
         let kvm = Kvm::new().ok()?;
         let vm = kvm.create_vm().ok()?;
-        let at = ram.find_in(std::process::id()).unwrap();
+        let at = ram
+            .find_in(std::process::id(), 0..ram.bytes() as u64)
+            .unwrap();
         let bytes = ram.bytes() as u64;
         let region = kvm_userspace_memory_region {
             memory_size: bytes,
