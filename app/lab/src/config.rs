@@ -7,7 +7,7 @@
 use crate::cpus;
 use crate::image::Image;
 use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP};
-use crate::options::{DiskImage, Firmware, Options};
+use crate::options::{DiskImage, Options};
 use crate::state::ReplicaDir;
 use anyhow::{Context, Result, bail};
 use std::net::SocketAddrV4;
@@ -164,13 +164,7 @@ fn flags(options: &Options) -> Table {
         ("accel", options.accel.clone().map(Value::from)),
         ("vcpus", options.vcpus.map(|n| i64::from(n).into())),
         ("mem_mib", options.mem_mib.map(|n| i64::from(n).into())),
-        (
-            "firmware",
-            options.firmware().map(|firmware| match firmware {
-                Firmware::Bios => "bios".into(),
-                Firmware::Uefi => "uefi".into(),
-            }),
-        ),
+        ("firmware", options.firmware().map(|it| it.name().into())),
     ];
     let given = guest
         .into_iter()
@@ -203,6 +197,7 @@ fn merge(base: &mut Table, over: &Table) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Firmware;
     use crate::state::LabDir;
     use std::path::PathBuf;
 

@@ -25,8 +25,9 @@ pub fn check(options: &Options) -> Result<Option<Image>, Missing> {
     if !on_path("ip") {
         missing.push("the `ip` tool is missing: install the package iproute2".into());
     }
-    if options.firmware() == Some(Firmware::Uefi) && !Path::new(Firmware::OVMF).exists() {
-        missing.push(no_uefi(Firmware::OVMF));
+    let code = options.firmware().and_then(Firmware::code);
+    if let Some(code) = code.filter(|code| !code.exists()) {
+        missing.push(no_uefi(code));
     }
     let firmware_without_disk =
         options.firmware().is_some() && options.disks.is_empty() && !options.guest.is_disk();
@@ -51,7 +52,8 @@ pub fn check(options: &Options) -> Result<Option<Image>, Missing> {
     }
 }
 
-fn no_uefi(file: &str) -> String {
+fn no_uefi(file: &Path) -> String {
+    let file = file.display();
     format!("there is no UEFI firmware ({file} is missing): install the package ovmf")
 }
 

@@ -94,7 +94,7 @@ fn console(last: Option<&str>, firmware: Option<Firmware>) -> String {
 fn causes(options: &Options, port: u16) -> Vec<String> {
     let firmware = options.firmware().map(|firmware| match firmware {
         Firmware::Bios => "its first disk does not boot by SeaBIOS: try --uefi",
-        Firmware::Uefi => {
+        Firmware::Uefi | Firmware::UefiSecure => {
             "its first disk does not boot by UEFI (it has no \\EFI\\BOOT\\BOOTX64.EFI, or needs Secure Boot): \
              try --bios"
         }

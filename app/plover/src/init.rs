@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use group::{Group, GroupOptions, bytes_of, write_new};
 use plover_types::Mac;
+use plover_vm::Firmware;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, IsTerminal, Read};
@@ -45,6 +46,9 @@ pub struct InitOptions {
     /// Boot by UEFI, not by SeaBIOS.
     #[arg(long)]
     uefi: bool,
+    /// Boot by UEFI with Secure Boot and Microsoft's keys.
+    #[arg(long, conflicts_with = "uefi")]
+    secure_boot: bool,
     /// The guest's MAC address, if it has one already. If not, a random one is made.
     #[arg(long)]
     mac: Option<Mac>,
@@ -165,12 +169,16 @@ fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
         None => random_mac()?,
     };
     let mut group = Group::new(&options.group, name, hosts);
-    let firmware = if options.uefi { "uefi" } else { "bios" };
+    let firmware = match (options.uefi, options.secure_boot) {
+        (_, true) => Firmware::UefiSecure,
+        (true, false) => Firmware::Uefi,
+        (false, false) => Firmware::Bios,
+    };
     let key = |key: &str, value: toml::Value| (key.to_owned(), value);
     let size = i64::try_from(disk_mib).context("a disk has at most 8 TiB")?;
     group.guest = vec![
         key("machine", "q35".into()),
-        key("firmware", firmware.into()),
+        key("firmware", firmware.name().into()),
         key("vcpus", options.vcpus.into()),
         key("mem_mib", options.mem_mib.into()),
         key("mac", mac.to_string().into()),

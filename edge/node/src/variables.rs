@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-/// The file's name in `paths.state_dir`.
-const NAME: &str = "uefi-variables.fd";
+/// The name in `paths.state_dir` of the file with the guest's UEFI variables.
+pub const UEFI_VARIABLES: &str = "uefi-variables.fd";
 
 /// How often the loop looks for changes. It does not wake for it, because heartbeats wake it.
 const LOOK_EVERY: Micros = Micros::from_ms(1000);
@@ -49,7 +49,7 @@ impl Variables {
         if !firmware.is_uefi() {
             return Ok(Self::default());
         }
-        let path = state_dir.join(NAME);
+        let path = state_dir.join(UEFI_VARIABLES);
         let said = |error: io::Error| {
             let text = format!("cannot use the UEFI variables {}: {error}", path.display());
             io::Error::new(error.kind(), text)
@@ -177,7 +177,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = |firmware| Variables::open(dir.path(), firmware);
         assert!(open(Firmware::Uefi).unwrap().newest().is_empty());
-        let path = dir.path().join(NAME);
+        let path = dir.path().join(UEFI_VARIABLES);
         std::fs::write(&path, [0xff; 100]).unwrap();
         let refused = open(Firmware::Uefi).unwrap_err().to_string();
         assert!(refused.contains("100 bytes"), "{refused}");
@@ -193,7 +193,7 @@ mod tests {
     fn the_newest_are_written_once_the_disk_takes_them() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("state");
-        let path = folder.join(NAME);
+        let path = folder.join(UEFI_VARIABLES);
         let (to_write, wanted) = sync_channel(1);
         to_write.send(vec![2; 5]).unwrap();
         let write = {

@@ -99,6 +99,15 @@ impl Firmware {
     /// Bytes of the flash memory that holds the variables of UEFI, in the images of 4 MiB.
     pub const FLASH_BYTES: usize = 528 << 10;
 
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bios => "bios",
+            Self::Uefi => "uefi",
+            Self::UefiSecure => "uefi-secure",
+        }
+    }
+
     /// Whether it keeps variables in flash memory.
     pub fn is_uefi(self) -> bool {
         self.code().is_some()

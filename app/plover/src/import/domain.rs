@@ -3,7 +3,7 @@
 use super::account::{Said, changed, refused};
 use crate::init::group::bytes_of;
 use anyhow::{Context, Result, bail, ensure};
-use plover_vm::{DiskBus, Machine};
+use plover_vm::{DiskBus, Firmware, Machine};
 use roxmltree::{Document, Node};
 use std::collections::HashMap;
 use std::fs::File;
@@ -50,12 +50,31 @@ pub struct Disk<'a> {
     pub fate: Fate,
 }
 
+/// The UEFI variables of a domain.
+#[derive(Clone, Copy, Debug)]
+pub struct Nvram<'a> {
+    /// The file of the old host.
+    pub source: &'a Path,
+    /// `qemu-img`'s name of its format.
+    pub format: &'a str,
+    /// Its size, if it is raw and on this host.
+    pub bytes: Option<u64>,
+}
+
+impl Nvram<'_> {
+    /// Whether a guest can start with them, as far as that is known.
+    pub fn fits(&self) -> bool {
+        self.bytes
+            .is_none_or(|bytes| bytes == Firmware::FLASH_BYTES as u64)
+    }
+}
+
 /// A domain, read once.
 pub struct Domain<'a> {
     pub root: Node<'a, 'a>,
     pub intent: Intent,
     pub machine: Machine,
-    pub uefi: bool,
+    pub firmware: Firmware,
     /// In the order of the document.
     pub disks: Vec<Disk<'a>>,
     /// The one network card that the guest keeps.
@@ -110,7 +129,7 @@ impl<'a> Domain<'a> {
             } else {
                 Machine::Pc
             },
-            uefi: is_uefi(root),
+            firmware: firmware(root),
             disks: Vec::new(),
             nic: of("interface").find(|nic| is_usual_nic(*nic)),
         };
@@ -123,6 +142,20 @@ impl<'a> Domain<'a> {
             domain.disks[i].fate = Fate::Kept(place);
         }
         Ok(domain)
+    }
+
+    /// The file with its UEFI variables, if the XML names one.
+    pub fn nvram(&self) -> Option<Nvram<'a>> {
+        let node = find(self.root, "os/nvram").filter(|_| self.firmware.is_uefi())?;
+        let source = child(node, "source").and_then(|it| it.attribute("file"));
+        let source = source.unwrap_or_else(|| text(node));
+        let (source, format) = (Path::new(source), node.attribute("format").unwrap_or("raw"));
+        let found = std::fs::metadata(source).ok().filter(|_| format == "raw");
+        (!source.as_os_str().is_empty()).then_some(Nvram {
+            source,
+            format,
+            bytes: found.map(|file| file.len()),
+        })
     }
 
     /// The disk that `element` is, or is in.
@@ -208,18 +241,26 @@ pub fn boot_order(device: Node<'_, '_>) -> Option<u32> {
     boot.attribute("order")?.parse().ok()
 }
 
-fn is_uefi(root: Node<'_, '_>) -> bool {
-    let Some(os) = root.children().find(|child| child.has_tag_name("os")) else {
-        return false;
-    };
-    let loader = os.children().find(|child| child.has_tag_name("loader"));
-    os.attribute("firmware") == Some("efi")
+fn firmware(root: Node<'_, '_>) -> Firmware {
+    let loader = find(root, "os/loader");
+    let is_uefi = attribute(root, "os", "firmware") == Some("efi")
         || loader.is_some_and(|loader| {
             let file = loader.text().unwrap_or_default();
             loader.attribute("type") == Some("pflash")
                 || file.contains("OVMF")
                 || file.contains("edk2")
-        })
+        });
+    let features = find(root, "os/firmware").into_iter();
+    let mut features = features.flat_map(|it| it.children());
+    let is_secure = loader.and_then(|it| it.attribute("secure")) == Some("yes")
+        || features.any(|it| {
+            it.attribute("name") == Some("secure-boot") && it.attribute("enabled") == Some("yes")
+        });
+    match (is_uefi, is_secure) {
+        (false, _) => Firmware::Bios,
+        (true, false) => Firmware::Uefi,
+        (true, true) => Firmware::UefiSecure,
+    }
 }
 
 /// A card whose frames come from a network of the host's.

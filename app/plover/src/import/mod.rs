@@ -18,7 +18,7 @@ use crate::output;
 use account::Account;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use domain::{Disk, Domain, Intent, child, find, text};
+use domain::{Disk, Domain, Intent, Nvram, child, find, text};
 use hook::quoted;
 use roxmltree::Document;
 use std::fmt::Write as _;
@@ -292,6 +292,16 @@ fn disk_step(
                 "     # the guest only reads it: put the same file on every host"
             );
         }
+    }
+    if let Some(nvram) = domain.nvram().filter(Nvram::fits) {
+        let state = group.state_dir();
+        let (folder, to) = (of(&state), of(&state.join(plover_node::UEFI_VARIABLES)));
+        let _ = writeln!(
+            step,
+            "     install -d -m 700 -o plover {folder} && qemu-img convert -f {} -O raw {} {to} && chown plover {to}",
+            nvram.format,
+            of(nvram.source)
+        );
     }
     Ok(step)
 }

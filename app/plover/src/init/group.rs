@@ -134,6 +134,11 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Where each host keeps its replica's state.
+    pub fn state_dir(&self) -> PathBuf {
+        Path::new("/var/lib/plover").join(&self.name)
+    }
+
     /// A file of this group, by its ending.
     pub fn file(&self, ending: &str) -> PathBuf {
         self.options.to.join(format!("{}.{ending}", self.name))
@@ -222,7 +227,7 @@ impl<'a> Group<'a> {
         let _ = write!(
             text,
             "\n[paths]\nstate_dir = {}\nrun_dir = {}\n",
-            quoted(&format!("/var/lib/plover/{}", self.name)),
+            quoted(&self.state_dir().to_string_lossy()),
             quoted(&format!("/run/plover/{}", self.name)),
         );
         text

@@ -10,6 +10,7 @@ mod nics;
 
 use super::account::{Said, changed, ignored, is_below, kept, name_of, not_missed, refused};
 use super::domain::{Domain, find, text};
+use plover_vm::{Firmware, Machine};
 use roxmltree::Node;
 
 /// A node that is judged.
@@ -90,8 +91,7 @@ pub fn notes(domain: &Domain<'_>) -> Vec<Said> {
     if kind.and_then(|kind| kind.attribute("machine")).is_none() {
         notes.push(kept("libvirt's usual machine").sets("machine", "pc"));
     }
-    let firmware = if domain.uefi { "uefi" } else { "bios" };
-    notes.push(kept("").sets("firmware", firmware));
+    notes.push(kept("").sets("firmware", domain.firmware.name()));
     for disk in domain.kept_disks() {
         if let (Some(place), None) = (disk.place(), find(disk.node, "serial")) {
             let why = format!(
@@ -220,31 +220,58 @@ fn memory(at: &At<'_, '_>) -> Said {
     said.sets("mem_mib", mib)
 }
 
+fn secure_boot(domain: &Domain<'_>) -> Said {
+    match domain.machine {
+        Machine::Q35 => kept("Secure Boot, with the keys of the UEFI variables"),
+        _ => refused(
+            "secure-boot",
+            "Secure Boot takes a machine of type q35: turn it off in the guest first",
+        ),
+    }
+}
+
+/// The file with the UEFI variables.
+fn nvram(domain: &Domain<'_>) -> Said {
+    let Some(nvram) = domain.nvram() else {
+        return ignored("no file with variables: the guest starts with those of a new machine");
+    };
+    match nvram.bytes {
+        Some(bytes) if bytes != Firmware::FLASH_BYTES as u64 => refused(
+            "nvram",
+            format!(
+                "its {} KiB are the variables of another build of OVMF than the one with images of 4 MiB, whose variables \
+                 have {} KiB: without them the guest must start by \\EFI\\BOOT\\BOOTX64.EFI (in Debian: `grub-install \
+                 --force-extra-removable`)",
+                bytes >> 10,
+                Firmware::FLASH_BYTES >> 10
+            ),
+        ),
+        _ => kept("the variables come along, by one of the printed steps"),
+    }
+}
+
 /// Machine type, firmware, boot order, SMBIOS.
 fn firmware(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
-    let no_secure_boot = || {
-        refused(
-            "secure-boot",
-            "there is no Secure Boot (docs/firmware.md): turn it off in the guest first",
-        )
-    };
     Some(match (at.path, at.value) {
         ("os" | "os/firmware" | "os/smbios", _) => kept(""),
-        ("os@firmware", "efi") => changed("OVMF in ROM, not in flash (docs/firmware.md)"),
+        ("os@firmware", "efi") => kept("OVMF, as the package ovmf of each host has it"),
         ("os@firmware", "bios") => kept(""),
         ("os/type", "hvm") => kept(""),
         ("os/type", _) => refused("hypervisor", "Plover runs whole machines (hvm) only"),
         ("os/type@arch", "x86_64") => kept(""),
         ("os/type@arch", _) => refused("arch", "Plover runs guests of x86_64 only"),
         ("os/type@machine", name) => machine(domain, name),
-        ("os/loader@secure", "yes") => no_secure_boot(),
         ("os/firmware/feature" | "os/firmware/feature@name" | "os/firmware/feature@enabled", _) => {
-            if at.element.attribute("enabled") == Some("yes") {
-                no_secure_boot()
-            } else {
-                kept("there is no Secure Boot")
+            match (
+                at.element.attribute("name"),
+                at.element.attribute("enabled"),
+            ) {
+                (Some("secure-boot"), Some("yes")) => secure_boot(domain),
+                (Some("secure-boot" | "enrolled-keys"), _) => kept(""),
+                _ => return None,
             }
         }
+        ("os/loader@secure", "yes") => secure_boot(domain),
         (
             "os/loader"
             | "os/loader@type"
@@ -253,18 +280,11 @@ fn firmware(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
             | "os/loader@stateless"
             | "os/loader@format",
             _,
-        ) => {
-            if domain.uefi {
-                changed("OVMF in ROM, as the package ovmf of each host has it (docs/firmware.md)")
-            } else {
-                changed("SeaBIOS, as each host's QEMU has it")
-            }
-        }
-        _ if at.is_in("os/nvram") => refused(
-            "nvram",
-            "UEFI variables are not taken along, and do not outlive a boot: the guest must start by \
-             \\EFI\\BOOT\\BOOTX64.EFI (in Debian: `grub-install --force-extra-removable`)",
-        ),
+        ) => match domain.firmware {
+            Firmware::Bios => changed("SeaBIOS, as each host's QEMU has it"),
+            _ => changed("OVMF, as the package ovmf of each host has it"),
+        },
+        _ if at.is_in("os/nvram") => nvram(domain),
         ("os/boot" | "os/boot@dev", _) => boot(at),
         ("os/bootmenu" | "os/bootmenu@enable" | "os/bootmenu@timeout", _) => {
             if at.element.attribute("enable") == Some("yes") {
