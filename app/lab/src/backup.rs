@@ -91,6 +91,7 @@ struct Begun {
     disks: Vec<BegunDisk>,
     /// The bytes of the memory's image.
     memory_bytes: Option<u64>,
+    uefi_variables: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -156,6 +157,7 @@ pub fn take(
         base: chain.first().cloned(),
         disks: Vec::new(),
         memory: None,
+        uefi_variables: begun.uefi_variables.clone(),
     };
     let what = match &manifest.base {
         Some(base) => format!("a backup of what {} has written since {base}", begun.group),

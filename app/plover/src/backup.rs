@@ -6,9 +6,9 @@ use plover_lab::backup::{self, Backup, Limits, Manifest};
 use plover_lab::control::Control;
 use plover_lab::progress::Progress;
 use plover_node::ReplicaConfig;
-use std::fs::DirBuilder;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -61,7 +61,7 @@ fn count(disks: usize) -> String {
 pub fn restore(from: &Path, config: &Path, boots: bool) -> Result<ExitCode> {
     let progress = Progress::interruptible(false)?;
     let config = ReplicaConfig::load(config)?;
-    let group = &config.group;
+    let (group, guest) = (&config.group, &config.guest);
     ensure!(
         group.me == group.first_leader,
         "replica {} does not boot the guest of a new group: run this command on the host of replica {}, whose disks the \
@@ -87,10 +87,19 @@ pub fn restore(from: &Path, config: &Path, boots: bool) -> Result<ExitCode> {
              boot it from the disks with --boot"
         );
     }
-    if memory.is_some() {
+    let variables = backup.manifest.uefi_variables.as_deref();
+    let variables = variables.filter(|_| guest.firmware.is_uefi());
+    let variables = variables
+        .map(plover_node::uefi_variables_of)
+        .transpose()
+        .context("the backup's description is damaged")?;
+    if memory.is_some() || variables.is_some() {
         make_state_dir(state)?;
     }
     backup.restore(&paths, memory.as_deref(), &progress)?;
+    if let Some(variables) = variables {
+        write_variables(&state.join(plover_node::UEFI_VARIABLES), &variables)?;
+    }
     for difference in differences {
         output::line(format_args!("note: {difference}"))?;
     }
@@ -128,6 +137,23 @@ fn make_state_dir(folder: &Path) -> Result<()> {
             folder.display()
         )
     })
+}
+
+/// Writes the UEFI variables with which the guest boots. They belong to the owner of their folder.
+fn write_variables(path: &Path, variables: &[u8]) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut options = File::options();
+        let mut file = options
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(variables)?;
+        file.sync_all()?;
+        let owner = std::fs::metadata(path.parent().unwrap_or(Path::new(".")))?;
+        std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
+    };
+    write().with_context(|| format!("cannot write the UEFI variables {}", path.display()))
 }
 
 fn is_empty(folder: &Path) -> io::Result<bool> {

@@ -100,4 +100,4 @@ pub use private::why_not_private;
 pub use recent::RecentLog;
 pub use storage::{StorageError, check_state_dir};
 pub use supervisor::{Side, ThisProcess, supervise};
-pub use variables::UEFI_VARIABLES;
+pub use variables::{UEFI_VARIABLES, uefi_variables_of};

@@ -6,10 +6,11 @@
 //! The loop looks once a second whether they have changed, so the file is at most a second or two behind. A thread writes
 //! it, whose disk may hang.
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use plover_types::Micros;
 use plover_vm::{Firmware, QemuVm};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
@@ -23,6 +24,29 @@ const LOOK_EVERY: Micros = Micros::from_ms(1000);
 
 /// How long the thread waits before it tries again to write what it could not.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// What flash memory holds, as text for the description of a backup: most of it is erased.
+pub(crate) fn to_text(flash: &[u8]) -> io::Result<String> {
+    Ok(BASE64_STANDARD.encode(zstd::encode_all(flash, 0)?))
+}
+
+/// Reads what [`to_text`] has written.
+///
+/// # Errors
+/// These are no UEFI variables.
+pub fn uefi_variables_of(text: &str) -> io::Result<Vec<u8>> {
+    let bad = || io::Error::other("these are no UEFI variables");
+    let packed = BASE64_STANDARD.decode(text).map_err(|_| bad())?;
+    let most = Firmware::FLASH_BYTES as u64 + 1;
+    let mut flash = Vec::new();
+    zstd::Decoder::new(&packed[..])?
+        .take(most)
+        .read_to_end(&mut flash)?;
+    match flash.len() {
+        Firmware::FLASH_BYTES => Ok(flash),
+        _ => Err(bad()),
+    }
+}
 
 /// The variables of one replica's guest.
 #[derive(Debug, Default)]
@@ -187,6 +211,19 @@ mod tests {
             open(Firmware::UefiSecure).unwrap().newest().len(),
             Firmware::FLASH_BYTES
         );
+    }
+
+    #[test]
+    fn variables_are_short_text() {
+        let mut flash = vec![0xff; Firmware::FLASH_BYTES];
+        flash[..3].copy_from_slice(b"one");
+        let text = to_text(&flash).unwrap();
+        assert!(text.len() < 1000, "{}", text.len());
+        assert_eq!(uefi_variables_of(&text).unwrap(), flash);
+        let other = to_text(&flash[1..]).unwrap();
+        for bad in [&text[..20], "?", &other] {
+            assert!(uefi_variables_of(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

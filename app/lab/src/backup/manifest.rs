@@ -51,6 +51,9 @@ pub struct Manifest {
     /// The guest's memory and the state of its devices, if they are in it.
     #[serde(default)]
     pub memory: Option<ImageFile>,
+    /// The UEFI variables of a guest that has them, in the form of [`plover_node::uefi_variables_of`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uefi_variables: Option<String>,
 }
 
 impl Manifest {

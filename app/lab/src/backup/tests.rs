@@ -59,6 +59,7 @@ fn make(dir: &Path, name: &str, base: Option<String>, tool: &[&str]) -> Option<P
             },
         }],
         memory: None,
+        uefi_variables: None,
     };
     Some(part.finish(&manifest).unwrap())
 }

@@ -10,6 +10,7 @@
 use super::Body;
 use crate::clock;
 use crate::control::{Running, Taken};
+use crate::variables;
 use plover_disk::{MachineState, MemoryCopy, Snapshot, SnapshotLimits};
 use plover_replica::Role;
 use plover_types::{PAGE_BYTES, PageNo, PageSet, SyncNo};
@@ -241,6 +242,9 @@ impl Body {
         self.backup.number += 1;
         let mut about = self.about_backup(sync);
         about["memory_bytes"] = memory_bytes.into();
+        if self.qemu.firmware.is_uefi() {
+            about["uefi_variables"] = variables::to_text(&vm.flash()).ok().into();
+        }
         let last = Arc::clone(&self.backup.last);
         disks.snapshot(limits, move |snapshot| {
             let taken = snapshot.map(|snapshot| {
