@@ -90,6 +90,10 @@ fn commits_on_disk_survive_their_leaders() {
     });
 }
 
+/// The shell's names for a UEFI variable and for its folder.
+const EFI_VARIABLE: &str =
+    "E=/sys/firmware/efi/efivars; V=$E/Plover-9a5b2c9e-2f0d-4a55-8d0e-5b1c6b1f7c11";
+
 /// From the guest's own disk, as on any host: OVMF, GRUB from the EFI system partition, Debian.
 #[test]
 #[ignore = "builds and boots a whole Debian, which takes minutes"]
@@ -102,7 +106,20 @@ fn a_debian_that_was_booted_by_uefi_survives_its_leader() {
     prove_on("t-uefi", options, |lab, progress| {
         let told = ask_guest(lab, "ls /sys/firmware/efi; echo to''ld", "told")?;
         ensure!(told.contains("runtime"), "no UEFI has started it: {told}");
-        under_load(lab, &programs, (UEFI_SECONDS, 1), progress)
+        let mount = "mountpoint -q $E || mount -t efivarfs efivarfs $E";
+        let set =
+            format!("{EFI_VARIABLE}; {mount}; printf '\\7\\0\\0\\0forty-''two' > $V; echo to''ld");
+        ask_guest(lab, &set, "told")?;
+        under_load(lab, &programs, (UEFI_SECONDS, 1), progress)?;
+        // All hosts are lost now.
+        for id in lab.ids().collect::<Vec<_>>() {
+            lab.restart(id, progress)?;
+        }
+        lab.bootstrap(progress)?;
+        let get = format!("{EFI_VARIABLE}; {mount}; cat $V; echo to''ld");
+        let got = ask_guest(lab, &get, "told")?;
+        ensure!(got.contains("forty-two"), "the variable is lost: {got}");
+        Ok(())
     });
 }
 
