@@ -81,6 +81,8 @@ int load_firmware(int file);
 
 /* flash.c: the memory of a flash chip */
 int place_flash(int file, off_t offset, size_t bytes);
+int begin_flash_load(void);
+void end_flash_load(void);
 
 /* nic.c: the guest's NIC as a TAP device */
 void find_nic(void);

@@ -4,10 +4,16 @@
  * UEFI keeps its variables in a flash chip that the guest may write. Its content is a RAM block of QEMU's
  * own: not part of the guest's RAM, and not of a saved state. QEMU reads and writes it by its address
  * only. So a mapping of plover's file at that address makes it memory that plover sees, tracks and
- * overwrites like the guest's RAM. Called before the guest runs for the first time.
+ * overwrites like the guest's RAM. That is done before the guest runs for the first time.
+ *
+ * After a load the chip wants to write its content to the file behind it as the guest goes on: it adds
+ * a handler to a list, and keeps it in one variable (pflash_post_load() in hw/block/pflash_cfi01.c).
+ * A second load before that makes two of one, and QEMU frees the wrong one and crashes. So the agent
+ * finds the handler after each load and calls it at once.
  */
 #include "agent.h"
 #include <errno.h>
+#include <malloc.h>
 #include <sys/mman.h>
 
 /* The chip's RAM block: "pflash1" of the machine (hw/i386/pc_sysfw.c). */
@@ -20,18 +26,90 @@ static struct {
     uint64_t (*bytes)(const void *block);
 } find;
 
+/* QEMU's list of functions that it calls when the machine begins or ceases to run, by priority
+ * (include/sysemu/runstate.h). */
+typedef void handler_fn(void *opaque, _Bool running, int state);
+static struct {
+    void *(*add)(handler_fn *function, void *opaque);
+    void (*remove)(void *entry);
+} list;
+
+static struct {
+    _Bool is_placed;
+    /* Words of a list's entry, of which the first is the function; 0 until they are known. */
+    size_t opaque, next;
+    /* During a load: our entry in the list, and the one behind it before the load. */
+    void **mark, **behind;
+} chip;
+
+static void nothing(void *opaque, _Bool running, int state)
+{
+    (void)opaque;
+    (void)running;
+    (void)state;
+}
+
+/* The word of an entry, but the first, that holds `value`; 0 if none does. */
+static size_t word_of(void **entry, const void *value)
+{
+    const size_t words = malloc_usable_size(entry) / sizeof *entry;
+    for (size_t i = 1; i < words; i++)
+        if (entry[i] == value)
+            return i;
+    return 0;
+}
+
+/* Called before a load. Returns 0 or an errno. */
+int begin_flash_load(void)
+{
+    if (!chip.is_placed)
+        return 0;
+    if (!chip.next) {
+        /* Entries of one priority follow each other. */
+        static char known;
+        void **first = list.add(nothing, &known), **second = list.add(nothing, NULL);
+        chip.opaque = word_of(first, &known);
+        chip.next = word_of(first, second);
+        list.remove(second);
+        list.remove(first);
+    }
+    if (!chip.opaque || !chip.next)
+        return ENOSYS;
+    chip.mark = list.add(nothing, NULL);
+    chip.behind = chip.mark[chip.next];
+    return 0;
+}
+
+/* Called after a load, whether it succeeded or not: calls the handlers that the load has added, as QEMU
+ * would when the guest goes on. They remove themselves. */
+void end_flash_load(void)
+{
+    if (!chip.mark)
+        return;
+    for (void **entry; (entry = chip.mark[chip.next]) && entry != chip.behind;) {
+        ((handler_fn *)entry[0])(entry[chip.opaque], 1, 0);
+        if (chip.mark[chip.next] == entry)
+            break; /* It stays, so it is not the chip's. */
+    }
+    list.remove(chip.mark);
+    chip.mark = NULL;
+}
+
 /* Returns 0 or an errno: ENOSYS if this QEMU exports too little, ENODEV if it has no such chip. */
 int place_flash(int file, off_t offset, size_t bytes)
 {
     if (!FIND(find.block, "qemu_ram_block_by_name") ||
         !FIND(find.address, "qemu_ram_get_host_addr") ||
-        !FIND(find.bytes, "qemu_ram_get_used_length"))
+        !FIND(find.bytes, "qemu_ram_get_used_length") ||
+        !FIND(list.add, "qemu_add_vm_change_state_handler") ||
+        !FIND(list.remove, "qemu_del_vm_change_state_handler"))
         return ENOSYS;
     /* No lock: blocks come and go with devices, and none does before the guest runs. */
     void *block = find.block(CHIP);
     if (!block || find.bytes(block) != bytes)
         return ENODEV;
-    void *chip = find.address(block);
-    void *now = mmap(chip, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, offset);
-    return now == MAP_FAILED ? errno : 0;
+    void *at = find.address(block);
+    void *now = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, offset);
+    chip.is_placed = now != MAP_FAILED;
+    return chip.is_placed ? 0 : errno;
 }

@@ -60,6 +60,18 @@ static int cut(int file, off_t begin, off_t end)
     return got < 0 || ftruncate(file, begin) ? errno : 0;
 }
 
+/* Loads the file as it is. Returns 0 or an errno; `error` is QEMU's, if QEMU refuses. */
+static int load_once(void **error)
+{
+    int failed = begin_flash_load();
+    if (failed)
+        return failed;
+    arm_yank();
+    monitor.load(state_file, error);
+    end_flash_load();
+    return 0;
+}
+
 /* Loads the state in the file. Returns 0 or an errno; `error` is QEMU's, if QEMU refuses.
  *
  * If the state must be loaded twice (see queues.c), the second time is without the section of the
@@ -68,16 +80,11 @@ static int cut(int file, off_t begin, off_t end)
 static int load(uint64_t serial, void **error)
 {
     note_queues();
-    arm_yank();
-    monitor.load(state_file, error);
-    if (*error || !restart_queues())
-        return 0;
-    int failed = cut(state_fd, (off_t)(serial >> 32), (off_t)(uint32_t)serial);
-    if (failed)
+    int failed = load_once(error);
+    if (failed || *error || !restart_queues())
         return failed;
-    arm_yank();
-    monitor.load(state_file, error);
-    return 0;
+    failed = cut(state_fd, (off_t)(serial >> 32), (off_t)(uint32_t)serial);
+    return failed ? failed : load_once(error);
 }
 
 /* Returns 0 or an errno; `error` is QEMU's, if QEMU refuses. */

@@ -34,6 +34,10 @@ use std::ops::Range;
 /// bulk lane takes 8 MiB.
 const FEED_BYTES_MAX: usize = 2 << 20;
 
+/// A QEMU that exports too little for UEFI's variables.
+const NO_FLASH: &str = "the variables of UEFI cannot be made memory of the guest with this QEMU; use a build with modules (the \
+                        qemu-system packages of Debian, Ubuntu and Fedora)";
+
 impl QemuVm {
     /// Starts QEMU; `disks` are those of [`QemuConfig::disks`]. [`VmEvent::Started`] follows when QEMU
     /// is ready. The guest does not run before the first [`crate::VmCommand::Resume`].
@@ -241,10 +245,7 @@ impl QemuVm {
                 self.track_if_ready();
             }
             Op::Flash if answer.reply.status != 0 => {
-                self.give_up(&format!(
-                    "the variables of UEFI could not be made memory of the guest: {status}; install your distribution's \
-                     QEMU with modules (the qemu-system packages of Debian, Ubuntu and Fedora)"
-                ));
+                self.give_up(&format!("{NO_FLASH}: {status}"));
             }
             Op::Flash => self.ask_to_track(),
             Op::Track => match answer.fd {
@@ -276,6 +277,9 @@ impl QemuVm {
         self.phase = Phase::Track;
         if self.config.flash_bytes() == 0 {
             return self.ask_to_track();
+        }
+        if !self.direct {
+            return self.give_up(NO_FLASH);
         }
         let file = self.ram.fd().as_raw_fd() as u32;
         let chip = self.part(1);
