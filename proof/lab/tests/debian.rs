@@ -18,7 +18,9 @@ use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
 use plover_lab::{Fault, Lab};
 use plover_lab_proof::pgbench::Clients;
-use plover_lab_proof::{ask_guest, filesystem, kill_leader, prove_on, restart_as_witness, role};
+use plover_lab_proof::{
+    ask_guest, filesystem, kill_leader, prove_on, restart_as_witness, role, wait_for,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -116,6 +118,9 @@ fn a_debian_that_was_booted_by_uefi_survives_its_leader() {
             lab.restart(id, progress)?;
         }
         lab.bootstrap(progress)?;
+        wait_for(progress, "an answer of the guest", || {
+            Ok(lab.guest_answers(Duration::from_secs(1)))
+        })?;
         let get = format!("{EFI_VARIABLE}; {mount}; cat $V; echo to''ld");
         let got = ask_guest(lab, &get, "told")?;
         ensure!(got.contains("forty-two"), "the variable is lost: {got}");
