@@ -3,14 +3,14 @@
 //! Only the replica that leads, while the guest is off, knows that its disks are the newest and whole: what a secondary has
 //! got last may still be in its journal. So this asks the replica of this host first, and takes its disks where they are.
 
-use crate::import::domain::{Disk, Domain, Intent, child};
+use crate::import::domain::{Disk, Domain, Intent, Nvram, child};
 use crate::import::{hook, parse, virsh};
 use crate::init::group::ORIGINAL;
 use crate::output;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use plover_lab::control::Control;
-use plover_node::ReplicaConfig;
+use plover_node::{ReplicaConfig, UEFI_VARIABLES};
 use roxmltree::Node;
 use serde_json::json;
 use std::ops::Range;
@@ -57,9 +57,10 @@ pub fn run(options: &ExportOptions) -> Result<ExitCode> {
     } else {
         output::print(&xml)?;
     }
+    let variables = variables_step(&text, &file.display().to_string(), &config)?;
     eprintln!(
-        "plover: {done}\nnext: on every host `systemctl disable --now plover@{group}`; then give the disks to libvirt's user (in \
-         Debian: chown libvirt-qemu) and start the domain"
+        "plover: {done}\nnext: on every host `systemctl disable --now plover@{group}`; then{variables} give the disks to \
+         libvirt's user (in Debian: chown libvirt-qemu) and start the domain"
     );
     Ok(ExitCode::SUCCESS)
 }
@@ -84,17 +85,37 @@ fn is_off(config: &ReplicaConfig) -> Result<()> {
     Ok(())
 }
 
-/// The original's text, in which the disks are this replica's. All else is byte for byte what it was.
-fn with_disks(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
+/// What brings the UEFI variables back to where libvirt has them; empty for a guest without.
+fn variables_step(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
     let document = parse(text, from)?;
-    let intent = Intent {
+    let domain = Domain::read(&document, intent(config))?;
+    let nvram = domain.nvram().filter(Nvram::fits);
+    let step = nvram.filter(|_| config.guest.firmware.is_uefi()).map(|it| {
+        let of = |path: &Path| hook::quoted(&path.to_string_lossy());
+        let from = of(&config.paths.state_dir.join(UEFI_VARIABLES));
+        let to = of(it.source);
+        format!(
+            " bring the UEFI variables back with `qemu-img convert -f raw -O {} {from} {to}`,",
+            it.format
+        )
+    });
+    Ok(step.unwrap_or_default())
+}
+
+fn intent(config: &ReplicaConfig) -> Intent {
+    Intent {
         name: config.group.name.clone(),
         folder: PathBuf::new(),
         tap: config.net.tap.clone(),
         bridge: None,
         mib: std::collections::HashMap::new(),
-    };
-    let domain = Domain::read(&document, intent)?;
+    }
+}
+
+/// The original's text, in which the disks are this replica's. All else is byte for byte what it was.
+fn with_disks(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
+    let document = parse(text, from)?;
+    let domain = Domain::read(&document, intent(config))?;
     let disks = domain.kept_disks();
     ensure!(
         disks.len() == config.disk.len(),
@@ -188,6 +209,22 @@ mod tests {
             )
             .replace("/i/b.img", "/d/b &amp; &apos;c&apos;.raw");
         assert_eq!(xml, expected);
+    }
+
+    #[test]
+    fn variables_go_back_to_where_they_were() {
+        let with = |firmware: &str, os: &str| {
+            let key = format!("[guest]\nfirmware = \"{firmware}\"");
+            let config = toml::from_str(&CONFIG.replace("[guest]", &key)).unwrap();
+            let original = ORIGINAL.replace("<devices>", &format!("{os}<devices>"));
+            variables_step(&original, "it", &config).unwrap()
+        };
+        let os = "<os firmware='efi'><nvram format='qcow2'>/n/it's.qcow2</nvram></os>";
+        let step = with("uefi", os);
+        let words = r"-O qcow2 '/s/uefi-variables.fd' '/n/it'\''s.qcow2'`,";
+        assert!(step.ends_with(words), "{step}");
+        assert_eq!(with("uefi", "<os firmware='efi'/>"), "");
+        assert_eq!(with("bios", os), "");
     }
 
     /// Nobody but a replica that answers knows where the newest disks are.

@@ -231,25 +231,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("state");
         let path = folder.join(UEFI_VARIABLES);
-        let (to_write, wanted) = sync_channel(1);
-        to_write.send(vec![2; 5]).unwrap();
-        let write = {
-            let path = path.clone();
-            std::thread::spawn(move || persist(&path, vec![1; 5], &wanted))
-        };
-        // There is no folder yet, so the first ones fail, and the newer ones, too, until there is one.
-        while to_write.try_send(vec![3; 5]).is_err() {
-            std::thread::yield_now();
-        }
+        let thread = Thread::start(path.clone()).unwrap();
+        // There is no folder yet, so the first ones fail, and are given up for the second.
+        thread.to_write.send(vec![1; 5]).unwrap();
+        thread.to_write.send(vec![2; 5]).unwrap();
         std::fs::create_dir(&folder).unwrap();
         while std::fs::read(&path).unwrap_or_default() != [3; 5] {
-            let _ = to_write.try_send(vec![3; 5]);
+            let _ = thread.to_write.try_send(vec![3; 5]);
             std::thread::yield_now();
-            if write.is_finished() {
-                break;
-            }
         }
-        write.join().unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), [3; 5]);
     }
 }

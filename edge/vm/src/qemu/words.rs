@@ -1,7 +1,7 @@
 //! The machine of a guest in words: hosts compare theirs before one takes a copy of the other's guest.
 
 use super::QemuVm;
-use crate::{Accel, DiskBus, DiskDevice, Machine};
+use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine};
 use plover_types::MachineWords;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl QemuVm {
             false => made.machine_type.clone(),
         };
         let mut needed = vec![format!(
-            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}",
+            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}",
             self.accel,
             config.vcpus,
             config.mac,
@@ -42,6 +42,10 @@ impl QemuVm {
             disks.join(", "),
             if config.rng { ", rng" } else { "" },
             if config.agent { ", agent" } else { "" },
+            match config.firmware {
+                Firmware::Bios => String::new(),
+                uefi => format!(", {}", uefi.name()),
+            },
             config.identity.words()
         )];
         let mut wanted = Vec::new();
