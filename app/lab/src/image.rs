@@ -63,7 +63,9 @@ impl Image {
     }
 
     fn of_cache(guest: Guest, places: impl Iterator<Item = PathBuf>) -> Result<Self, String> {
+        let mut is_source = false;
         for place in places {
+            is_source |= place.join("guests/build").exists();
             let dir = place.join(".cache/guests").join(guest.name());
             if dir.join("kernel").exists() {
                 // A guest without a kernel of Linux has no RAM disk.
@@ -76,12 +78,18 @@ impl Image {
                 });
             }
         }
-        Err(format!(
-            "there is no guest image '{}': build it with `{}` in the source tree, or name \
-             another with --kernel and --initrd",
-            guest.name(),
-            guest.script()
-        ))
+        let (name, script) = (guest.name(), guest.script());
+        Err(match is_source {
+            true => format!(
+                "there is no guest image '{name}': build it with `{script}`, or name another with --kernel and --initrd"
+            ),
+            // The packages have no guests.
+            false => format!(
+                "there is no guest image '{name}' here: start a disk of yours with `--disk FILE --bios` (or `--uefi`) and \
+                 `--answers PORT`, name a kernel with --kernel and --initrd, or build the image with `{script}` in Plover's \
+                 source tree and run the lab there"
+            ),
+        })
     }
 
     /// Copies the files into `dir`, except the disk.
@@ -147,7 +155,16 @@ mod tests {
         };
         assert_eq!(Image::needed(&options), Ok(None));
         let error = Image::of_cache(Guest::Redis, std::iter::once("/nowhere".into())).unwrap_err();
-        assert!(error.contains("guests/build redis"), "{error}");
+        assert!(error.contains("--disk FILE --bios"), "{error}");
+        let source = tempfile::tempdir().unwrap();
+        std::fs::create_dir(source.path().join("guests")).unwrap();
+        std::fs::write(source.path().join("guests/build"), "").unwrap();
+        let error = Image::of_cache(Guest::Redis, std::iter::once(source.path().into()));
+        let error = error.unwrap_err();
+        assert!(
+            error.contains("build it with `guests/build redis`"),
+            "{error}"
+        );
     }
 
     #[test]
