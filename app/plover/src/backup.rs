@@ -128,8 +128,7 @@ fn make_state_dir(folder: &Path) -> Result<()> {
             .recursive(true)
             .mode(0o700)
             .create(folder)?;
-        let owner = std::fs::metadata(folder.parent().unwrap_or(Path::new(".")))?;
-        std::os::unix::fs::chown(folder, Some(owner.uid()), Some(owner.gid()))
+        give_to_owner_above(folder)
     };
     make().with_context(|| {
         format!(
@@ -150,10 +149,15 @@ fn write_variables(path: &Path, variables: &[u8]) -> Result<()> {
             .open(path)?;
         file.write_all(variables)?;
         file.sync_all()?;
-        let owner = std::fs::metadata(path.parent().unwrap_or(Path::new(".")))?;
-        std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
+        give_to_owner_above(path)
     };
     write().with_context(|| format!("cannot write the UEFI variables {}", path.display()))
+}
+
+/// Gives a file or folder to the owner of the folder that it is in.
+fn give_to_owner_above(path: &Path) -> io::Result<()> {
+    let owner = std::fs::metadata(path.parent().unwrap_or(Path::new(".")))?;
+    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
 }
 
 fn is_empty(folder: &Path) -> io::Result<bool> {

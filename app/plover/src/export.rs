@@ -85,7 +85,7 @@ fn is_off(config: &ReplicaConfig) -> Result<()> {
     Ok(())
 }
 
-/// What brings the UEFI variables back to where libvirt has them; empty for a guest without.
+/// The words of the step that brings the UEFI variables back to libvirt's file; empty for a guest without variables.
 fn variables_step(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
     let document = parse(text, from)?;
     let domain = Domain::read(&document, intent(config))?;

@@ -25,7 +25,7 @@ const LOOK_EVERY: Micros = Micros::from_ms(1000);
 /// How long the thread waits before it tries again to write what it could not.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What flash memory holds, as text for the description of a backup: most of it is erased.
+/// The content of flash memory as text, for the description of a backup. It is compressed, since most of it is erased.
 pub(crate) fn to_text(flash: &[u8]) -> io::Result<String> {
     Ok(BASE64_STANDARD.encode(zstd::encode_all(flash, 0)?))
 }

@@ -225,7 +225,7 @@ pub struct QemuConfig {
     pub boot: Boot,
     /// The firmware of a PC.
     pub firmware: Firmware,
-    /// What the flash memory of UEFI holds when the guest starts: [`Firmware::FLASH_BYTES`], or nothing for the variables
+    /// The content of UEFI's flash memory when the guest starts: [`Firmware::FLASH_BYTES`], or nothing for the variables
     /// of a new machine.
     pub flash: Vec<u8>,
     /// The address of the guest's NIC.

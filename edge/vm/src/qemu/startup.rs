@@ -331,7 +331,7 @@ impl QemuVm {
             Ok(tracker) => self.trackers.push(tracker),
             Err(error) => return self.give_up(&error.to_string()),
         }
-        if !self.part(self.trackers.len()).is_empty() && self.trackers.len() == 1 {
+        if self.trackers.len() == 1 && self.config.flash_bytes() > 0 {
             self.ask_to_track();
         } else if self.direct {
             self.take_orders();

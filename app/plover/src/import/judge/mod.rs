@@ -236,7 +236,7 @@ fn nvram(domain: &Domain<'_>) -> Said {
         return ignored("no file with variables: the guest starts with those of a new machine");
     };
     match nvram.bytes {
-        Some(bytes) if bytes != Firmware::FLASH_BYTES as u64 => refused(
+        Some(bytes) if !nvram.fits() => refused(
             "nvram",
             format!(
                 "its {} KiB are the variables of another build of OVMF than the one with images of 4 MiB, whose variables \
