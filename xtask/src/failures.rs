@@ -1,9 +1,8 @@
 //! The failures of a long run of tests, told again at its end.
 
-use crate::run::Result;
+use crate::run::{Cargo, Result};
 use anyhow::Context;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
 
 /// Lines of a failed test's output that are repeated, from its end.
 const LINES_MAX: usize = 100;
@@ -18,12 +17,14 @@ pub(crate) struct Failures {
 
 impl Failures {
     /// Runs a `cargo test`, shows what it prints and keeps what failed tests had to say. `false` if it failed.
-    pub(crate) fn watch(&mut self, command: &mut Command) -> Result<bool> {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot run cargo")?;
-        let output = child.stdout.take().expect("it is piped");
+    pub(crate) fn watch(&mut self, tests: Cargo) -> Result<bool> {
+        let mut child = tests.piped()?;
+        self.show(child.stdout.take().expect("it is piped"))?;
+        Ok(child.wait().context("cannot wait for cargo")?.success())
+    }
+
+    /// Shows what tests print, and keeps what failed ones had to say.
+    pub(crate) fn show(&mut self, output: impl Read) -> Result<()> {
         let mut shown = std::io::stdout();
         for line in BufReader::new(output).split(b'\n') {
             let line = line.context("cannot read what the tests print")?;
@@ -31,7 +32,7 @@ impl Failures {
             shown.write_all(b"\n")?;
             self.take(&String::from_utf8_lossy(&line));
         }
-        Ok(child.wait().context("cannot wait for cargo")?.success())
+        Ok(())
     }
 
     fn take(&mut self, line: &str) {

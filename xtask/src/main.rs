@@ -14,14 +14,13 @@ mod lab;
 mod package;
 mod packages;
 mod run;
+mod test;
 mod tool;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use failures::Failures;
 use packages::{
-    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, NEWER_QEMU, OFI, PROGRAMS,
-    UEFI, WEB,
+    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, NEWER_QEMU, OFI, PROGRAMS, WEB,
 };
 use run::{Cargo, Result};
 use std::ffi::OsString;
@@ -87,16 +86,6 @@ enum Task {
         names: Vec<String>,
     },
 }
-
-/// The guests that tests boot.
-const TESTED: [&str; 6] = [
-    guest::DEFAULT,
-    "agent",
-    "memcached",
-    "metal",
-    "postgres",
-    "storm",
-];
 
 /// The option of cargo for all that is built over libfabric, whose package not every system has.
 pub(crate) const OFI_FEATURES: &str = "--features=plover/ofi,plover-bench/ofi";
@@ -205,7 +194,7 @@ fn run(task: Task) -> Result<ExitCode> {
                 .become_it(),
             _ => Cargo::run("plover-sim").args(rest.arguments).become_it(),
         },
-        Task::Test(rest) => test(rest.arguments),
+        Task::Test(rest) => test::run(rest.arguments),
         Task::Verify => verify::all(),
         Task::Fuzz {
             target,
@@ -270,43 +259,6 @@ fn needs_more_programs(arguments: &[OsString]) -> bool {
         Some(name) => name != "redis",
         None => words.contains(&"faults"),
     }
-}
-
-/// Whether an argument of `cargo test` says that a package is named.
-fn names_package(argument: &OsString) -> bool {
-    let word = argument.to_string_lossy();
-    word.starts_with("-p") || word.starts_with("--package")
-}
-
-/// Runs all tests, or those that the arguments of `cargo test` name.
-fn test(arguments: Vec<OsString>) -> Result<ExitCode> {
-    packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, PROGRAMS, UEFI])?;
-    for name in TESTED {
-        guest::build(name)?;
-    }
-    let mut tests = Cargo::new("test").args(["--no-fail-fast"]);
-    if arguments.iter().any(names_package) {
-        // Tests of the lab start the program, and cargo builds it only for its own package's tests.
-        if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {
-            return Ok(ExitCode::FAILURE);
-        }
-    } else {
-        // One build for all, with what is off by default: the program is built for its package's tests, and those of
-        // the lab start it as it is. Left to themselves they would build it again, with fewer features.
-        tests = tests
-            .args(["--workspace"])
-            .env("PLOVER_BIN", run::built("plover")?);
-        match packages::ensure(&[OFI]) {
-            Ok(()) => tests = tests.args([OFI_FEATURES]),
-            Err(error) => eprintln!("x: the feature `ofi` is left out: {error:#}"),
-        }
-    }
-    let mut failures = Failures::default();
-    if tests.args(arguments).watched(&mut failures)? {
-        return Ok(ExitCode::SUCCESS);
-    }
-    failures.repeat();
-    Ok(ExitCode::FAILURE)
 }
 
 #[cfg(test)]

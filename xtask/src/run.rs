@@ -1,13 +1,14 @@
 //! Starting other programs, and becoming them.
 
-use crate::failures::Failures;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 pub(crate) use anyhow::Result;
 use anyhow::{Context, bail};
+use serde::de::DeserializeOwned;
 
 /// The repository.
 pub(crate) fn root() -> PathBuf {
@@ -102,9 +103,26 @@ impl Cargo {
         Err(error).context("cannot run cargo")
     }
 
-    /// Runs tests and waits. `false` if one failed; `failures` knows which.
-    pub(crate) fn watched(mut self, failures: &mut Failures) -> Result<bool> {
-        failures.watch(&mut self.0)
+    /// Starts it with its standard output piped.
+    pub(crate) fn piped(mut self) -> Result<Child> {
+        self.0.stdout(Stdio::piped());
+        self.0.spawn().context("cannot run cargo")
+    }
+
+    /// Starts it in what time all others leave of the CPUs (`SCHED_IDLE`). What it prints goes into a file.
+    pub(crate) fn beside_others(self, output: &File) -> Result<Child> {
+        let mut command = Command::new("chrt");
+        command.args(["--idle", "0"]).arg(self.0.get_program());
+        command.args(self.0.get_args());
+        for (name, value) in self.0.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.stdout(output.try_clone()?);
+        command.stderr(output.try_clone()?);
+        command.spawn().context("cannot run chrt")
     }
 
     /// Runs it and waits. `false` if it failed; it has then said why.
@@ -149,6 +167,14 @@ pub(crate) fn finish(command: &mut Command) -> Result<()> {
         bail!("`{name}` failed ({status})");
     }
     Ok(())
+}
+
+/// A part of what `cargo metadata` says of the workspace's own packages.
+pub(crate) fn metadata<T: DeserializeOwned>() -> Result<T> {
+    let mut cargo = cargo();
+    cargo.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]);
+    let text = output_of(cargo.current_dir(root()))?;
+    serde_json::from_str(&text).context("cannot read cargo's metadata")
 }
 
 /// The standard output of a command.

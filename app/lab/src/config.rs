@@ -149,6 +149,7 @@ fn disk_of(disk: &DiskImage) -> Value {
         ("path", Value::from(disk.path.display().to_string())),
         ("bus", disk.bus.as_deref().unwrap_or("virtio").into()),
         ("readonly", disk.read_only.into()),
+        ("cdrom", disk.cdrom.into()),
     ];
     let mut table = table(pairs);
     if let Some(mib) = disk.max_size_mib {
@@ -215,7 +216,7 @@ mod tests {
             addresses: &addresses,
             disks: &[
                 PathBuf::from("/var/d.raw").into(),
-                "/var/e.raw,bus=ide,readonly".parse().unwrap(),
+                "/var/e.iso,bus=ide,cdrom".parse().unwrap(),
             ],
             cpus: &[0, 1],
             files: &LabDir::of(&options.name).replica(1),

@@ -51,7 +51,7 @@ pub struct Options {
     /// A disk for the guest beside its own: a raw image, or one whose name ends in .qcow2, .vmdk or .vdi.
     /// Each replica gets a copy. BUS is virtio (the default), scsi or ide. May be repeated. With --bios or
     /// --uefi the first disk is the one that boots.
-    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
+    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly][,cdrom]")]
     pub disks: Vec<DiskImage>,
     /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or with --machine pc. Needs
     /// the package ovmf.
@@ -81,6 +81,8 @@ pub struct DiskImage {
     pub bus: Option<String>,
     /// The guest cannot write it.
     pub read_only: bool,
+    /// It is a CD in a drive.
+    pub cdrom: bool,
     /// The size in MiB to which it may grow while the guest runs.
     pub max_size_mib: Option<u64>,
 }
@@ -94,7 +96,7 @@ impl From<PathBuf> for DiskImage {
     }
 }
 
-/// `FILE[,bus=BUS][,readonly][,max=MIB]`. Other commas belong to the file's name.
+/// `FILE[,bus=BUS][,readonly][,cdrom][,max=MIB]`. Other commas belong to the file's name.
 impl FromStr for DiskImage {
     type Err = String;
 
@@ -103,6 +105,7 @@ impl FromStr for DiskImage {
         while let Some((before, word)) = rest.rsplit_once(',') {
             match word.split_once('=') {
                 None if word == "readonly" => image.read_only = true,
+                None if word == "cdrom" => (image.read_only, image.cdrom) = (true, true),
                 Some(("bus", bus @ ("virtio" | "scsi" | "ide"))) => image.bus = Some(bus.into()),
                 Some(("max", mib)) => {
                     let mib = mib
@@ -164,16 +167,21 @@ mod tests {
     fn a_disk_says_how_the_guest_sees_it() {
         let read = |text: &str| text.parse::<DiskImage>();
         let disk = |path: &str, bus: Option<&str>, read_only| {
-            Ok(DiskImage {
+            Ok::<_, String>(DiskImage {
                 path: path.into(),
                 bus: bus.map(Into::into),
                 read_only,
-                max_size_mib: None,
+                ..DiskImage::default()
             })
         };
         assert_eq!(read("/d.raw"), disk("/d.raw", None, false));
         assert_eq!(read("d,bus=scsi,readonly"), disk("d", Some("scsi"), true));
         assert_eq!(read("d,readonly,bus=ide"), disk("d", Some("ide"), true));
+        let cd = DiskImage {
+            cdrom: true,
+            ..disk("d.iso", Some("scsi"), true).unwrap()
+        };
+        assert_eq!(read("d.iso,cdrom,bus=scsi"), Ok(cd));
         assert_eq!(read("a,b.raw,readonly"), disk("a,b.raw", None, true));
         assert!(read("d,bus=usb").unwrap_err().contains("virtio"));
         assert!(read(",readonly").is_err());

@@ -170,7 +170,7 @@ fn is_empty(folder: &Path) -> io::Result<bool> {
 
 /// Where the configuration wants each disk of the backup.
 fn places(manifest: &Manifest, config: &ReplicaConfig) -> Result<Vec<PathBuf>> {
-    let writable = config.disk.iter().filter(|disk| !disk.readonly).count();
+    let writable = config.disk.iter().filter(|disk| !disk.is_read_only()).count();
     ensure!(
         writable == manifest.disks.len(),
         "the backup has {}, and the configuration names {writable} that the guest writes: let [[disk]] name those of the \
@@ -178,7 +178,7 @@ fn places(manifest: &Manifest, config: &ReplicaConfig) -> Result<Vec<PathBuf>> {
         count(manifest.disks.len())
     );
     let place = |(number, bytes): (usize, u64)| -> Result<PathBuf> {
-        let disk = config.disk.get(number).filter(|disk| !disk.readonly);
+        let disk = config.disk.get(number).filter(|disk| !disk.is_read_only());
         let Some(disk) = disk else {
             anyhow::bail!(
                 "[[disk]] number {number} (from 0) is not one that the guest writes, and in the backup it is"

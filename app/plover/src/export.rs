@@ -112,19 +112,22 @@ fn intent(config: &ReplicaConfig) -> Intent {
     }
 }
 
-/// The original's text, in which the disks are this replica's. All else is byte for byte what it was.
+/// The original's text, in which the disks are this replica's. All else is byte for byte what it was, also the CDs.
 fn with_disks(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
     let document = parse(text, from)?;
     let domain = Domain::read(&document, intent(config))?;
-    let disks = domain.kept_disks();
+    let mut disks = domain.kept_disks();
+    disks.retain(|disk| !disk.is_cdrom);
+    let raw = config.disk.iter().zip(config.raw_disks());
+    let raw: Vec<_> = raw.filter(|(disk, _)| !disk.cdrom).collect();
     ensure!(
-        disks.len() == config.disk.len(),
+        disks.len() == raw.len(),
         "the original {from} has {} disks that Plover keeps, and the configuration {}: is it of this guest?",
         disks.len(),
-        config.disk.len()
+        raw.len()
     );
     let mut edits = Vec::new();
-    for (disk, raw) in disks.iter().zip(config.raw_disks()) {
+    for (disk, (_, raw)) in disks.iter().zip(raw) {
         edits.extend(edits_of(disk, &raw)?);
     }
     edits.sort_by_key(|(range, _)| range.start);
@@ -182,6 +185,10 @@ mod tests {
         [[disk]]
         path = "/d/b & 'c'.raw"
         [[disk]]
+        path = "/d/cd.iso"
+        bus = "ide"
+        cdrom = true
+        [[disk]]
         path = "/d/a.raw"
         [net]
         tap = "guest0"
@@ -193,7 +200,7 @@ mod tests {
     const ORIGINAL: &str = "<domain type='kvm'>\n  <name>shop</name><!-- as it was -->\n  <devices>\n    \
         <disk type='file'><driver name='qemu' type='qcow2'/><source file='/i/a.qcow2'/><backingStore type='file'>\
         <source file='/i/base'/></backingStore><target dev='vda'/><boot order='2'/></disk>\n    \
-        <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>\n    \
+        <disk type='file' device='cdrom'><source file='/i/cd.iso'/><target dev='sda' bus='sata'/></disk>\n    \
         <disk type='file'><source file='/i/b.img'/><target dev='vdb'/><boot order='1'/></disk>\n  </devices>\n</domain>\n";
 
     #[test]

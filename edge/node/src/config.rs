@@ -15,7 +15,9 @@ use plover_fabric::Spin;
 use plover_replica::Warm;
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{Mac, ReplicaId, ReplicaSet};
-use plover_vm::{Accel, AtEnd, ClockBase, DiskBus, Firmware, Machine, SystemWords, Topology};
+use plover_vm::{
+    Accel, AtEnd, ClockBase, DiskBus, Firmware, Machine, SystemWords, Topology, Watchdog,
+};
 pub use reload::{Change, Reload};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -237,6 +239,11 @@ pub struct GuestConfig {
     /// differs until the next sync, as it does with a processor's RDRAND.
     #[serde(default)]
     pub rng: bool,
+    /// A watchdog, which reboots a guest that no longer restarts its timer (default: none): `"itco"`, that of `q35`'s chip
+    /// set, or `"i6300esb"`, a PCI device of `q35` and `pc`. Something in the guest must start it, such as systemd's
+    /// `RuntimeWatchdogSec=`.
+    #[serde(default)]
+    pub watchdog: Option<Watchdog>,
     /// Whether the machine has a channel to an agent in the guest, by which `plover guest` and `plover backup --quiesce` reach
     /// it: the virtio-serial port `org.qemu.guest_agent.0`. In the guest it takes the package qemu-guest-agent.
     #[serde(default)]
@@ -292,6 +299,9 @@ pub struct DiskConfig {
     /// The guest cannot write the disk. It is then not copied between replicas: put the same file on each host.
     #[serde(default)]
     pub readonly: bool,
+    /// The disk is a CD in a drive, on the bus `scsi` or `ide`: `path` is an ISO image. It is `readonly`.
+    #[serde(default)]
+    pub cdrom: bool,
     /// The disk's size in MiB (default: the image's). An image of another size is refused. With this key an
     /// image that does not exist is made, empty, and the leader fills it.
     #[serde(default)]

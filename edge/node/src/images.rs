@@ -59,7 +59,7 @@ fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, 
     let Some(source) = Source::look(&disk.path)? else {
         return Ok(spec);
     };
-    if used_before && !disk.readonly {
+    if used_before && !disk.is_read_only() {
         // The copy was lost. The image is older than the state that clients have seen, so the leader
         // fills a new copy instead.
         spec.bytes = spec.bytes.or(Some(source.bytes()));
@@ -89,6 +89,7 @@ mod tests {
             bus: Default::default(),
             serial: None,
             readonly: false,
+            cdrom: false,
             size_mib,
             max_size_mib: None,
         }

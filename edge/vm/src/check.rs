@@ -2,7 +2,7 @@
 //! do.
 
 use crate::qemu::process::{Agent, Process, binary, cannot_start, files};
-use crate::{Accel, Boot, DiskBus, Firmware, QemuConfig, VmError, accel, dirty};
+use crate::{Accel, Boot, DiskBus, Firmware, Machine, QemuConfig, VmError, Watchdog, accel, dirty};
 use plover_agent::HELLO_HAS_YANK;
 use plover_confine::Files;
 use std::ffi::OsString;
@@ -64,19 +64,30 @@ impl QemuConfig {
                 self.mac
             ));
         }
-        if self.machine == crate::Machine::Microvm && self.firmware.is_uefi() {
+        if self.machine == Machine::Microvm && self.firmware.is_uefi() {
             return bad(
                 "machine = \"microvm\" starts its kernel without firmware: for firmware = \"uefi\" \
                  use machine = \"q35\" or \"pc\""
                     .into(),
             );
         }
-        if self.machine != crate::Machine::Q35 && self.firmware == Firmware::UefiSecure {
+        if self.machine != Machine::Q35 && self.firmware == Firmware::UefiSecure {
             return bad(
                 "firmware = \"uefi-secure\" takes machine = \"q35\", the only one with a system management mode that \
                  protects its keys"
                     .into(),
             );
+        }
+        match (self.watchdog, self.machine) {
+            (Some(Watchdog::Itco), Machine::Microvm | Machine::Pc) => {
+                return bad("watchdog = \"itco\" is in the chip set of machine = \"q35\"".into());
+            }
+            (Some(Watchdog::I6300esb), Machine::Microvm) => {
+                return bad(
+                    "watchdog = \"i6300esb\" is a PCI device: use machine = \"q35\" or \"pc\"".into(),
+                );
+            }
+            _ => {}
         }
         if !matches!(self.flash.len(), 0 | Firmware::FLASH_BYTES) {
             return bad(format!(
@@ -93,7 +104,7 @@ impl QemuConfig {
 
     fn validate_disks(&self) -> Result<(), VmError> {
         let bad = |text: &str| Err(VmError::Unsupported(text.into()));
-        let microvm = self.machine == crate::Machine::Microvm;
+        let microvm = self.machine == Machine::Microvm;
         let ide = self.disks.iter().filter(|disk| disk.bus == DiskBus::Ide);
         if self.boot == Boot::Firmware && (microvm || self.disks.is_empty()) {
             return bad(
@@ -102,13 +113,27 @@ impl QemuConfig {
             );
         }
         match (self.machine, ide.count()) {
-            (crate::Machine::Microvm, 1..) => {
+            (Machine::Microvm, 1..) => {
                 return bad("machine = \"microvm\" has no IDE bus: use bus = \"virtio\"");
             }
-            (crate::Machine::Pc, 5..) | (crate::Machine::Q35, 7..) => {
+            (Machine::Pc, 5..) | (Machine::Q35, 7..) => {
                 return bad("too many IDE disks: pc has room for 4, q35 for 6");
             }
             _ => {}
+        }
+        for disk in &self.disks {
+            match (disk.bus, disk.cdrom, disk.read_only) {
+                (DiskBus::Virtio, true, _) => {
+                    return bad("a disk with cdrom = true is on bus = \"scsi\" or \"ide\"");
+                }
+                (_, true, false) => return bad("a CD is read only"),
+                (DiskBus::Ide, false, true) => {
+                    return bad(
+                        "QEMU has no IDE disk that is read only: take bus = \"virtio\" or \"scsi\", or cdrom = true",
+                    );
+                }
+                _ => {}
+            }
         }
         let others = usize::from(self.rng) + usize::from(self.agent);
         if microvm && self.disks.len() + others > MICROVM_DISKS_MAX {
@@ -279,7 +304,7 @@ mod tests {
 
     fn config() -> QemuConfig {
         QemuConfig {
-            machine: crate::Machine::Q35,
+            machine: Machine::Q35,
             accel: Accel::Tcg,
             disks: vec![crate::DiskDevice::default()],
             ..QemuConfig::new(Boot::Firmware, "52:54:00:00:00:01".parse().unwrap())
@@ -345,9 +370,9 @@ mod tests {
         assert!(bad(|c| c.identity.uuid = Some("1".into())).contains("uuid"));
         let long = bad(|c| c.disks[0].serial = Some("0123456789-0123456789".into()));
         assert!(long.contains("1 to 20"), "{long}");
-        assert!(bad(|c| c.machine = crate::Machine::Microvm).contains("q35"));
+        assert!(bad(|c| c.machine = Machine::Microvm).contains("q35"));
         let refused = bad(|c| {
-            c.machine = crate::Machine::Microvm;
+            c.machine = Machine::Microvm;
             c.boot = Boot::Kernel {
                 kernel: "/k".into(),
                 initrd: None,

@@ -134,6 +134,26 @@ impl Firmware {
     }
 }
 
+/// A timer that resets a guest which no longer restarts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Watchdog {
+    /// The one in the chip set of `q35`.
+    Itco,
+    /// Intel's 6300ESB, a PCI device. Not on `microvm`.
+    I6300esb,
+}
+
+impl Watchdog {
+    /// Its name in a configuration, which is libvirt's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Itco => "itco",
+            Self::I6300esb => "i6300esb",
+        }
+    }
+}
+
 /// How a disk is connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -196,6 +216,8 @@ pub struct DiskDevice {
     pub bus: DiskBus,
     /// The guest cannot write it.
     pub read_only: bool,
+    /// It is a medium in a CD drive. Read only, on SCSI or IDE.
+    pub cdrom: bool,
     /// Its serial number. Without it, `plover-N` by its place in the list.
     pub serial: Option<String>,
 }
@@ -234,6 +256,8 @@ pub struct QemuConfig {
     pub offloads: bool,
     /// Whether the machine has a source of random bytes, which each host has its own of.
     pub rng: bool,
+    /// The watchdog, if the machine has one. A guest that it resets reboots, which [`Ends::on_reboot`] decides on.
+    pub watchdog: Option<Watchdog>,
     /// Whether the machine has a channel to an agent in the guest: the virtio-serial port `org.qemu.guest_agent.0`.
     pub agent: bool,
     /// A name for people, in QEMU's process title and in messages.
@@ -263,6 +287,7 @@ impl QemuConfig {
             mac,
             offloads: true,
             rng: false,
+            watchdog: None,
             agent: false,
             name: "plover".into(),
             monitor_only: false,

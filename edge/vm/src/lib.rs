@@ -72,7 +72,9 @@ mod thread_state;
 pub use accel::{AccelChoice, choose_accel, host_cpu};
 pub use api::{GuestEnd, VmCommand, VmError, VmEvent};
 pub use check::check_host;
-pub use config::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
+pub use config::{
+    Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig, Watchdog,
+};
 pub use hash::{PageHasher, hash_subpages};
 pub use identity::{ClockBase, Identity, SystemWords, Topology};
 pub use qemu::QemuVm;

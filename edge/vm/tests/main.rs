@@ -5,6 +5,7 @@ mod common;
 mod agent;
 mod boot_sector;
 mod console;
+mod devices;
 mod disks;
 mod exceptions;
 mod hypervisor;

@@ -5,7 +5,7 @@
 //! for tests count like others: a core whose tests need a socket has one.
 
 use crate::run::{self, Result};
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -51,10 +51,7 @@ struct Dependency {
 }
 
 pub(super) fn check() -> Result<()> {
-    let mut cargo = run::cargo();
-    cargo.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]);
-    let text = run::output_of(cargo.current_dir(run::root()))?;
-    let metadata: Metadata = serde_json::from_str(&text).context("cannot read cargo's metadata")?;
+    let metadata: Metadata = run::metadata()?;
     let root = run::root().display().to_string();
     let broken = violations(&metadata, &root);
     if broken.is_empty() {

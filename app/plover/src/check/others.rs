@@ -123,7 +123,7 @@ fn address(config: &ReplicaConfig) -> Option<SocketAddr> {
 
 /// The images that a guest writes.
 fn written(config: &ReplicaConfig) -> BTreeSet<&Path> {
-    let disks = config.disk.iter().filter(|disk| !disk.readonly);
+    let disks = config.disk.iter().filter(|disk| !disk.is_read_only());
     disks.map(|disk| disk.path.as_path()).collect()
 }
 

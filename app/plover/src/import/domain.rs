@@ -47,6 +47,8 @@ pub struct Disk<'a> {
     /// `qemu-img`'s name of its format.
     pub format: &'a str,
     pub read_only: bool,
+    /// A medium in a CD drive.
+    pub is_cdrom: bool,
     pub fate: Fate,
 }
 
@@ -180,7 +182,8 @@ impl<'a> Domain<'a> {
         if disk.is_block {
             return disk.source.into();
         }
-        let name = format!("{}-{}.raw", self.intent.name, disk.target);
+        let kind = if disk.is_cdrom { "iso" } else { "raw" };
+        let name = format!("{}-{}.{kind}", self.intent.name, disk.target);
         self.intent.folder.join(name)
     }
 
@@ -287,10 +290,17 @@ fn disk<'a>(node: Node<'a, 'a>, machine: Machine) -> Disk<'a> {
         ("cdrom" | "floppy", _, _) if source.is_none() && child(node, "source").is_none() => {
             Some(changed("the guest does not see this drive; it was empty"))
         }
+        ("cdrom", "file", "scsi" | "ide" | "sata") if source.is_some() => None,
         ("cdrom" | "floppy", _, _) => Some(refused(
             device,
-            "Plover has no drives for media: eject it (`virsh change-media DOMAIN TARGET --eject --config`)",
+            "Plover has no drive for this medium: eject it (`virsh change-media DOMAIN TARGET --eject --config`)",
         )),
+        ("disk", "file" | "block", "ide" | "sata") if child(node, "readonly").is_some() => {
+            Some(refused(
+                "disk",
+                "QEMU has no IDE or SATA disk that is read only: put it on virtio or scsi",
+            ))
+        }
         ("disk", "file" | "block", "virtio" | "scsi" | "ide" | "sata") if source.is_none() => {
             Some(refused(
                 "disk",
@@ -344,6 +354,7 @@ fn disk<'a>(node: Node<'a, 'a>, machine: Machine) -> Disk<'a> {
             None
         }
     });
+    let is_cdrom = device == "cdrom";
     Disk {
         node,
         target,
@@ -355,7 +366,8 @@ fn disk<'a>(node: Node<'a, 'a>, machine: Machine) -> Disk<'a> {
         source: Path::new(source.unwrap_or_default()),
         is_block: kind == "block",
         format,
-        read_only: child(node, "readonly").is_some(),
+        read_only: is_cdrom || child(node, "readonly").is_some(),
+        is_cdrom,
         fate: gone.map_or(Fate::Kept(0), Fate::Gone),
     }
 }

@@ -172,6 +172,9 @@ fn write(
             .push(("mac".into(), random_mac()?.to_string().into()));
     }
     for (keys, disk) in group.disks.iter_mut().zip(&disks) {
+        if disk.is_cdrom {
+            continue;
+        }
         let mib = i64::try_from(domain.mib(disk)?).context("a disk has at most 8 TiB")?;
         keys.push(("size_mib".into(), mib.into()));
     }
@@ -272,8 +275,16 @@ fn disk_step(
         "   and take its disks to {first}; the original's files stay as they are:"
     );
     for disk in disks {
-        let (source, path, mib) = (of(disk.source), domain.raw_path(disk), domain.mib(disk)?);
+        let (source, path) = (of(disk.source), domain.raw_path(disk));
         let raw = of(&path);
+        if disk.is_cdrom {
+            let _ = writeln!(
+                step,
+                "     cp {source} {raw} && truncate -s %4096 {raw} && chown plover {raw}      # and to every other host"
+            );
+            continue;
+        }
+        let mib = domain.mib(disk)?;
         if disk.is_block {
             let _ = writeln!(
                 step,

@@ -157,7 +157,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let debian = std::fs::read_to_string(xml_of("debian")).unwrap();
     let watched = debian.replace(
         "<memballoon",
-        "<watchdog model='itco' action='reset'/><memballoon",
+        "<sound model='ich9'/><memballoon",
     );
     std::fs::write(&file, watched).unwrap();
     let to = to.to_str().unwrap();
@@ -173,7 +173,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let code = run(&options(&words)).unwrap();
     assert_eq!(code, ExitCode::from(2));
     assert!(!Path::new(to).exists());
-    let accepted = ["--without", "watchdog"];
+    let accepted = ["--without", "sound"];
     let code = run(&options(&[&words[..], &accepted].concat())).unwrap();
     assert_eq!(code, ExitCode::SUCCESS);
     for me in 0..3 {
@@ -194,7 +194,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let original = std::fs::read(Path::new(to).join("shop-db.domain.xml")).unwrap();
     assert_eq!(original, std::fs::read(&file).unwrap());
     let account = std::fs::read_to_string(Path::new(to).join("shop-db.account.txt")).unwrap();
-    assert!(account.contains("[watchdog: accepted]"), "{account}");
+    assert!(account.contains("[sound: accepted]"), "{account}");
     // Nothing is overwritten, and what is in the way is all that is left.
     let error = run(&options(&[&words[..], &accepted].concat())).unwrap_err();
     assert!(

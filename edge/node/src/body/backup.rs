@@ -282,7 +282,7 @@ impl Body {
                 "mem_mib": guest.mem_mib,
                 "mac": guest.mac.to_string(),
             },
-            "read_only_disks": self.config.disk.iter().filter(|disk| disk.readonly).count(),
+            "read_only_disks": self.config.disk.iter().filter(|disk| disk.is_read_only()).count(),
         })
     }
 }

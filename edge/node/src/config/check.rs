@@ -33,7 +33,7 @@ impl ReplicaConfig {
             axes.check_pair()
                 .map_err(|error| ConfigError::Mismatch(error.to_string()))?;
         }
-        let writable = self.disk.iter().any(|disk| !disk.readonly);
+        let writable = self.disk.iter().any(|disk| !disk.is_read_only());
         if writable && axes.secondary == Secondary::Waits {
             return mismatch(
                 "a [[disk]] that the guest writes needs a policy whose secondary runs \
@@ -88,7 +88,7 @@ impl ReplicaConfig {
 impl DiskConfig {
     /// Whether it has a `max_size_mib` that cannot be kept.
     fn cannot_grow(&self) -> bool {
-        let hears = self.bus != plover_vm::DiskBus::Ide && !self.readonly;
+        let hears = self.bus != plover_vm::DiskBus::Ide && !self.is_read_only();
         self.max_size_mib
             .is_some_and(|max| !hears || self.size_mib.is_some_and(|size| size > max))
     }

@@ -22,10 +22,16 @@ impl GuestConfig {
 }
 
 impl DiskConfig {
+    /// Whether the guest can only read it, so that replicas do not copy it.
+    pub fn is_read_only(&self) -> bool {
+        self.readonly || self.cdrom
+    }
+
     fn device(&self) -> DiskDevice {
         DiskDevice {
             bus: self.bus,
-            read_only: self.readonly,
+            read_only: self.is_read_only(),
+            cdrom: self.cdrom,
             serial: self.serial.clone(),
         }
     }
@@ -33,7 +39,7 @@ impl DiskConfig {
     pub fn spec(&self) -> DiskSpec {
         DiskSpec {
             path: self.path.clone(),
-            read_only: self.readonly,
+            read_only: self.is_read_only(),
             bytes: self.size_mib.map(|mib| mib << 20),
             bytes_max: self.max_size_mib.map(|mib| mib << 20),
             delay: std::time::Duration::ZERO,
@@ -63,6 +69,7 @@ impl ReplicaConfig {
         config.mem_mib = guest.mem_mib;
         config.offloads = guest.offloads;
         config.rng = guest.rng;
+        config.watchdog = guest.watchdog;
         config.agent = guest.agent;
         config.name = format!("{}-{}", self.group.name, self.group.me);
         let usual = Ends::default();

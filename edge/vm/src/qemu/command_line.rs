@@ -4,7 +4,7 @@
 //! device state loads into a guest that has run.
 
 use super::disks::connection;
-use crate::{Accel, AtEnd, Boot, ClockBase, DiskBus, Firmware, Machine, QemuConfig};
+use crate::{Accel, AtEnd, Boot, ClockBase, DiskBus, Firmware, Machine, QemuConfig, Watchdog};
 use std::ffi::OsString;
 
 /// The numbers of the descriptors that QEMU inherits.
@@ -166,6 +166,14 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
             "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
         );
     }
+    if let Some(watchdog) = config.watchdog {
+        match watchdog {
+            // It is there in any case, without the wire that resets the machine.
+            Watchdog::Itco => line.option("-global", "ICH9-LPC.noreboot=off"),
+            Watchdog::I6300esb => line.option("-device", "i6300esb"),
+        }
+        line.option("-action", "watchdog=reset");
+    }
     boot(&mut line, &config.boot);
     // Not to run before the first `cont`.
     line.flag("-S");
@@ -228,10 +236,11 @@ fn disks(line: &mut Line, config: &QemuConfig, fds: &[i32]) {
                 connection(i, 0)
             ),
         );
+        let kind = if disk.cdrom { "cd" } else { "hd" };
         let device = match disk.bus {
             DiskBus::Virtio if pci => "virtio-blk-pci".into(),
             DiskBus::Virtio => "virtio-blk-device".into(),
-            DiskBus::Scsi => format!("scsi-hd,bus=scsi.0,scsi-id={i}"),
+            DiskBus::Scsi => format!("scsi-{kind},bus=scsi.0,scsi-id={i}"),
             DiskBus::Ide => {
                 // q35 has six buses of one disk, the PC two of two.
                 let (bus, unit) = match config.machine {
@@ -239,7 +248,7 @@ fn disks(line: &mut Line, config: &QemuConfig, fds: &[i32]) {
                     _ => (ide / 2, ide % 2),
                 };
                 ide += 1;
-                format!("ide-hd,bus=ide.{bus},unit={unit}")
+                format!("ide-{kind},bus=ide.{bus},unit={unit}")
             }
         };
         let bootable = config.boot == Boot::Firmware;
@@ -415,7 +424,7 @@ mod tests {
         let disk = |bus| crate::DiskDevice {
             bus,
             read_only: bus == DiskBus::Scsi,
-            serial: None,
+            ..crate::DiskDevice::default()
         };
         let buses = [
             DiskBus::Virtio,

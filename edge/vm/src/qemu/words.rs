@@ -34,7 +34,7 @@ impl QemuVm {
             false => made.machine_type.clone(),
         };
         let mut needed = vec![format!(
-            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}",
+            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}{}",
             self.accel,
             config.vcpus,
             config.mac,
@@ -42,6 +42,10 @@ impl QemuVm {
             disks.join(", "),
             if config.rng { ", rng" } else { "" },
             if config.agent { ", agent" } else { "" },
+            match config.watchdog {
+                None => String::new(),
+                Some(watchdog) => format!(", {}", watchdog.name()),
+            },
             match config.firmware {
                 Firmware::Bios => String::new(),
                 uefi => format!(", {}", uefi.name()),
@@ -122,17 +126,19 @@ pub(super) fn version(about: &Value) -> String {
 }
 
 fn disk(disk: &DiskDevice) -> String {
-    let device = match (disk.bus, disk.read_only) {
-        (DiskBus::Virtio, false) => "virtio",
-        (DiskBus::Virtio, true) => "virtio read-only",
-        (DiskBus::Scsi, false) => "scsi",
-        (DiskBus::Scsi, true) => "scsi read-only",
-        (DiskBus::Ide, false) => "ide",
-        (DiskBus::Ide, true) => "ide read-only",
+    let bus = match disk.bus {
+        DiskBus::Virtio => "virtio",
+        DiskBus::Scsi => "scsi",
+        DiskBus::Ide => "ide",
+    };
+    let kind = match (disk.cdrom, disk.read_only) {
+        (true, _) => " cdrom",
+        (false, true) => " read-only",
+        (false, false) => "",
     };
     match &disk.serial {
-        Some(serial) => format!("{device} {serial:?}"),
-        None => device.into(),
+        Some(serial) => format!("{bus}{kind} {serial:?}"),
+        None => format!("{bus}{kind}"),
     }
 }
 

@@ -49,10 +49,7 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
              (BitLocker, LUKS)",
         ),
         "rng" => rng(at, device),
-        "watchdog" => refused(
-            "watchdog",
-            "Plover has no watchdog device: it notices hosts that die, not guests that hang (`plover reset`)",
-        ),
+        "watchdog" => watchdog(domain, at, device),
         "memballoon" if is("model") == "none" => kept(""),
         "memballoon" => not_missed("balloon", "the guest keeps all of its memory"),
         "panic" if ["", "isa", "pvpanic"].contains(&is("model")) => kept("a pvpanic device"),
@@ -169,6 +166,38 @@ fn rng(at: &At<'_, '_>, device: Node<'_, '_>) -> Said {
             changed("the bytes come from the kernel of whichever host the guest runs on")
         }
         _ => kept("from the kernel of whichever host the guest runs on"),
+    }
+}
+
+fn watchdog(domain: &Domain<'_>, at: &At<'_, '_>, device: Node<'_, '_>) -> Said {
+    let model = device.attribute("model").unwrap_or_default();
+    let fits = match model {
+        "itco" => domain.machine == Machine::Q35,
+        "i6300esb" => true,
+        _ => false,
+    };
+    let mut before = device.prev_siblings().skip(1);
+    if !fits {
+        return refused(
+            "watchdog",
+            format!(
+                "Plover has no watchdog {model} on {}: take i6300esb, which the guest must have a driver for",
+                domain.machine
+            ),
+        );
+    }
+    if before.any(|it| it.has_tag_name("watchdog")) {
+        return refused("watchdog", "Plover gives a guest one watchdog");
+    }
+    if at.is_in("devices/watchdog/address") {
+        return changed("QEMU gives the device its place on the bus");
+    }
+    match at.path {
+        "devices/watchdog@model" => kept("").sets("watchdog", model),
+        "devices/watchdog@action" if at.value != "reset" => {
+            changed("a guest whose watchdog runs out reboots")
+        }
+        _ => kept("a guest whose watchdog runs out reboots"),
     }
 }
 

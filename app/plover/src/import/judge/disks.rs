@@ -17,6 +17,10 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
     // Of the names behind `devices/disk`.
     let path = at.path.strip_prefix("devices/disk")?;
     Some(match (path, at.value) {
+        ("@device", "cdrom") => {
+            kept("a CD drive with this image; eject it first if the guest needs it no more")
+                .sets_disk(place, "cdrom", true)
+        }
         ("" | "@type" | "@device", _) => kept(""),
         ("@snapshot", _) => ignored("for libvirt's snapshots; Plover has none"),
         ("@model", "virtio") => kept(""),
@@ -75,6 +79,7 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
             "Plover gives a disk a serial number and nothing else: see that the guest does not need it",
         ),
         ("/boot" | "/boot@order", _) => kept("disks stand in this order in the configuration"),
+        ("/readonly", _) if disk.is_cdrom => kept("the same file on every host"),
         ("/readonly", _) => kept("the same file on every host").sets_disk(place, "readonly", true),
         ("/alias" | "/alias@name", _) => ignored("libvirt's name for the device"),
         _ if path.starts_with("/address") => changed("QEMU gives the device its place on the bus"),
@@ -96,7 +101,10 @@ fn source(domain: &Domain<'_>, disk: &Disk<'_>, place: usize) -> Said {
     let said = if disk.is_block {
         kept("in place; every host needs a device of this name and size")
     } else {
-        changed("a copy of it on the first host; the others get its content")
+        changed(match disk.read_only {
+            true => "a copy of it on every host",
+            false => "a copy of it on the first host; the others get its content",
+        })
     };
     let grows = disk
         .bytes()
@@ -121,7 +129,7 @@ fn bus(domain: &Domain<'_>, disk: &Disk<'_>, place: usize) -> Said {
         .children()
         .any(|child| child.attribute("bus") == Some("sata"));
     let said = if was_sata && domain.machine == Machine::Pc {
-        changed("an IDE disk, since Plover's machine pc has no SATA")
+        changed("on IDE, since Plover's machine pc has no SATA")
     } else {
         kept("")
     };

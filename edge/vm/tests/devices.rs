@@ -1,0 +1,141 @@
+//! Devices that a guest may have or lack, each with a guest of one sector that drives it.
+
+use crate::common::{GUEST_MAC, Guest, assert_equal, disk, sync};
+use plover_disk::{DiskSpec, Disks};
+use plover_types::DISK_BLOCK_BYTES;
+use plover_vm::{
+    Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent, Watchdog,
+};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Assembles a boot sector of `tests/sectors`.
+fn sector(name: &str, dir: &Path) -> Vec<u8> {
+    let sectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sectors");
+    let out = dir.join(name);
+    let built = Command::new("cc")
+        .args(["-m32", "-nostdlib", "-static", "-no-pie"])
+        .args(["-Wl,--build-id=none", "-Wl,--oformat=binary"])
+        .args(["-Wl,-Ttext=0x7c00", "-Wl,-e,0x7c00", "-o"])
+        .args([&out, &sectors.join(format!("{name}.S"))])
+        .status()
+        .expect("there is a C compiler");
+    assert!(built.success());
+    let code = std::fs::read(out).unwrap();
+    assert!(code.len() <= 510);
+    code
+}
+
+fn guest_of(machine: Machine, disks: Vec<DiskDevice>) -> QemuConfig {
+    QemuConfig {
+        machine,
+        accel: Accel::Tcg,
+        mem_mib: 64,
+        disks,
+        ..QemuConfig::new(Boot::Firmware, GUEST_MAC)
+    }
+}
+
+/// An ISO image that boots `code`, with `text` in its 20th sector. (El Torito 1.0, 2: a boot record, its catalogue of one
+/// entry, and what is loaded.)
+fn iso(path: &Path, code: &[u8], text: &str) {
+    let image = std::fs::File::create(path).unwrap();
+    let write = |sector: u64, at: u64, bytes: &[u8]| {
+        image.write_all_at(bytes, sector * 2048 + at).unwrap();
+    };
+    image.set_len(64 * 2048).unwrap();
+    write(17, 0, b"\0CD001\x01EL TORITO SPECIFICATION");
+    write(17, 0x47, &18u32.to_le_bytes());
+    write(18, 0, &[1]);
+    write(18, 28, &[0xaa, 0x55, 0x55, 0xaa]);
+    write(18, 32, &[0x88, 0, 0, 0, 0, 0, 4, 0, 19, 0, 0, 0]);
+    write(19, 0, code);
+    write(20, 0, text.as_bytes());
+}
+
+/// The firmware starts from a CD in a drive. After a syncvm the other guest, which has read nothing, reads on from its own
+/// host's copy.
+#[test]
+fn a_guest_reads_its_cd_on_the_other_host() {
+    for (machine, bus) in [
+        (Machine::Pc, DiskBus::Ide),
+        (Machine::Q35, DiskBus::Ide),
+        (Machine::Q35, DiskBus::Scsi),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let code = sector("cd", dir.path());
+        let new = |name: &str| {
+            let path = dir.path().join(name);
+            iso(&path, &code, &format!("from {name}!"));
+            let spec = DiskSpec {
+                path,
+                read_only: true,
+                bytes: None,
+                bytes_max: None,
+                delay: Duration::ZERO,
+            };
+            let journal = dir.path().join("no journal");
+            let mut disks = Disks::open(&[spec], &journal).unwrap();
+            let device = DiskDevice {
+                bus,
+                read_only: true,
+                cdrom: true,
+                serial: None,
+            };
+            let config = guest_of(machine, vec![device]);
+            Guest::start_with(config, Some(disks.attach().unwrap()))
+        };
+        let (mut a, mut b) = (new("a"), new("b"));
+        a.order(VmCommand::Resume);
+        a.wait_console("from a!");
+        b.order(VmCommand::Resume);
+        sync(&mut a, &mut b, true);
+        assert_equal(&a, &b);
+        a.vm.kill();
+        b.order(VmCommand::Resume);
+        b.wait_console("from b!");
+    }
+}
+
+/// A watchdog that was started in one guest reboots the other one, which has its state from a syncvm only.
+fn a_started_watchdog_goes_on(machine: Machine, watchdog: Watchdog) {
+    let dir = tempfile::tempdir().unwrap();
+    let code = sector(watchdog.name(), dir.path());
+    let new = |name: &str| {
+        let mut disks = disk(dir.path(), name, 256 * DISK_BLOCK_BYTES as u64);
+        let file = std::fs::File::options()
+            .write(true)
+            .open(dir.path().join(name))
+            .unwrap();
+        // The other one's does nothing (hlt; jmp), until it is overwritten.
+        let code: &[u8] = if name == "a" { &code } else { &[0xf4, 0xeb, 0xfd] };
+        file.write_all_at(code, 0).unwrap();
+        file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+        let config = QemuConfig {
+            watchdog: Some(watchdog),
+            ..guest_of(machine, vec![DiskDevice::default()])
+        };
+        Guest::start_with(config, Some(disks.attach().unwrap()))
+    };
+    let (mut a, mut b) = (new("a"), new("b"));
+    a.order(VmCommand::Resume);
+    a.wait_console("armed");
+    b.order(VmCommand::Resume);
+    sync(&mut a, &mut b, true);
+    a.vm.kill();
+    b.order(VmCommand::Resume);
+    b.expect(VmEvent::GuestReset);
+}
+
+#[test]
+fn a_watchdog_of_the_chip_set_goes_on() {
+    a_started_watchdog_goes_on(Machine::Q35, Watchdog::Itco);
+}
+
+#[test]
+fn a_watchdog_on_pci_goes_on() {
+    a_started_watchdog_goes_on(Machine::Q35, Watchdog::I6300esb);
+    a_started_watchdog_goes_on(Machine::Pc, Watchdog::I6300esb);
+}
