@@ -77,7 +77,8 @@ pub fn check_hypervisor(guest: &QemuConfig) -> Result<(), Missing> {
     }
 }
 
-fn on_path(program: &str) -> bool {
+/// Whether `PATH` has a program of this name.
+pub fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }

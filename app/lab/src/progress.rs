@@ -13,6 +13,18 @@ use std::time::{Duration, Instant};
 #[error("interrupted")]
 pub struct Interrupted;
 
+/// What becomes true when somebody presses Ctrl-C, closes the terminal or asks the process to end.
+///
+/// # Errors
+/// The signals cannot be watched.
+pub fn interruption() -> std::io::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    Ok(interrupted)
+}
+
 /// Where progress lines go.
 type Voice = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -31,10 +43,7 @@ impl Progress {
     /// # Errors
     /// The signals cannot be watched.
     pub fn interruptible(quiet: bool) -> std::io::Result<Self> {
-        let interrupted = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-        }
+        let interrupted = interruption()?;
         // Not on the standard output, which is the result's alone, and not by `eprintln!`, which panics
         // on a closed pipe.
         let speak = move |line: &str| {

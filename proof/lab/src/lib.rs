@@ -72,7 +72,7 @@ use crate::load::Pressure;
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::prerequisites::Missing;
-use plover_lab::progress::Progress;
+use plover_lab::progress::{Progress, interruption};
 use plover_lab::trace::{TraceEvent, now_us};
 use plover_lab::up::is_interruption;
 use plover_lab::{Fault, Lab, Target};
@@ -83,8 +83,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One lab at a time on this machine: held while a test runs one. It locks a file that exists anyway, so
@@ -173,9 +173,18 @@ const LAST_LINES: usize = 30;
 /// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Prepares a lab: gives it its name and program, removes an older one, and prints progress on the error
-/// output, which a passing test hides.
+/// The progress of a test, on the error output, which a passing test hides. Ctrl-C ends all tests of this program that wait
+/// for something, so that their labs are taken down.
+pub fn progress() -> Progress {
+    static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    let interrupted = INTERRUPTED.get_or_init(|| interruption().expect("signals can be watched"));
+    Progress::spoken_by(|line| eprintln!("{line}"), Arc::clone(interrupted))
+}
+
+/// Prepares a lab: gives it its name and program, and removes an older one.
 fn ready(name: &str, options: Options) -> Result<(Options, Progress)> {
+    let progress = progress();
+    progress.check()?;
     let options = Options {
         name: name.parse().map_err(anyhow::Error::msg)?,
         program: Some(program().to_owned()),
@@ -183,7 +192,6 @@ fn ready(name: &str, options: Options) -> Result<(Options, Progress)> {
     };
     // A test that was killed may have left a lab.
     plover_lab::down::down(&options.name)?;
-    let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
     Ok((options, progress))
 }
 

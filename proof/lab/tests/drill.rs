@@ -1,9 +1,7 @@
 //! The drill, once: planned work of every kind and two crashes, under load.
 
-use plover_lab::progress::Progress;
 use plover_lab_proof::drill::{self, Plan};
-use plover_lab_proof::{Turn, program};
-use std::sync::Arc;
+use plover_lab_proof::{Turn, program, progress};
 
 #[test]
 fn planned_work_and_two_crashes_lose_nothing() {
@@ -15,7 +13,7 @@ fn planned_work_and_two_crashes_lose_nothing() {
         only: Vec::new(),
         newer_qemu: None,
     };
-    let progress = Progress::spoken_by(|line| eprintln!("{line}"), Arc::default());
+    let progress = progress();
     let report = drill::run(&plan, &progress).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.is_good(), "{report}");
     eprintln!("{report}");

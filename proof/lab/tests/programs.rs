@@ -1,14 +1,12 @@
 //! Unmodified programs under `plover run` on three hosts.
 
-use plover_lab::progress::Progress;
 use plover_lab_proof::programs::{self, Plan};
-use plover_lab_proof::{Turn, program};
-use std::sync::atomic::AtomicBool;
+use plover_lab_proof::{Turn, program, progress};
 
 /// Two leaders of a Redis die, and come back.
 fn two_leaders_die(name: &str, program_keys: &str) {
     let _turn = Turn::wait();
-    let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
+    let progress = progress();
     let mut plan = Plan::demo();
     plan.program_keys = program_keys.into();
     let subject = programs::named("redis").unwrap();

@@ -3,13 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use plover_lab::Lab;
 use plover_lab::process::{self, Process};
-use plover_lab::progress::Progress;
-use plover_lab_proof::{Turn, converse, plover, program, role, wait_for};
+use plover_lab_proof::{Turn, converse, plover, program, progress, role, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A lab made by the command, taken down also when the test fails.
@@ -151,14 +149,14 @@ fn a_replicated_guest_by_hand() {
 }
 
 fn wait_until_protected(lab: &Lab) -> Result<()> {
-    let progress = Progress::silent(Arc::default());
+    let progress = progress();
     wait_for(&progress, "protected", || Ok(lab.status().protected))
 }
 
 /// Waits until another replica serves, and returns its id.
 fn another_leads(up: &Up, first: u8) -> Result<u8> {
     let mut second = first;
-    let progress = Progress::silent(Arc::default());
+    let progress = progress();
     wait_for(&progress, "another replica serves", || {
         let status = up.open().status();
         let serving = status.leader().filter(|leader| leader.serving);
@@ -246,7 +244,7 @@ fn the_leader_dies_in_a_reboot(up: &Up) -> Result<()> {
         up.succeeds(&["fault", "kill", "--role", "leader"]);
         let mut console = up.open().control(another_leads(up, first)?).console()?;
         console.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let progress = Progress::silent(Arc::default());
+        let progress = progress();
         let (mut heard, mut buffer) = (String::new(), [0; 4096]);
         wait_for(&progress, "a shell that has forgotten", || {
             // Text that is typed before the shell is up is lost.
@@ -271,7 +269,7 @@ fn a_guest_that_is_off_stays_off(up: &Up) -> Result<()> {
         (output.status.success(), said)
     };
     wait_until_protected(&up.open())?;
-    let progress = Progress::silent(Arc::default());
+    let progress = progress();
     let first = up.open().find(&role("leader"))?;
     let (done, said) = start(first);
     ensure!(!done && said.contains("the guest is not off"), "{said}");

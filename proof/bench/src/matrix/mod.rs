@@ -26,13 +26,15 @@ use crate::children::check;
 use crate::lab::Lab;
 use crate::machine::Machine;
 use crate::variant::Variant;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use figures::{Outcome, Run};
 use plan::{Cells, Plan, Turn};
+use plover_lab::prerequisites::on_path;
 use report::Report;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use workload::Workload;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -72,11 +74,12 @@ const LAB_GUESS: Duration = Duration::from_secs(16);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let plan = plan(
+    let mut plan = plan(
         options,
         &policies::names(false),
         &policies::names(!options.full),
     )?;
+    leave_out_without_client(&mut plan, on_path)?;
     let out = match &options.out {
         Some(out) => out.clone(),
         None => crate::report::folder()?.join("matrix"),
@@ -128,6 +131,27 @@ fn plan(options: &Options, known: &[String], chosen: &[String]) -> Result<Plan> 
         // A user who asks for cells or rounds gets all of them.
         budget: (!everything && options.rounds.is_none()).then_some(QUICK_BUDGET),
     })
+}
+
+/// Leaves out the workloads whose client this host lacks. An error if none remains.
+fn leave_out_without_client(plan: &mut Plan, has: impl Fn(&str) -> bool) -> Result<()> {
+    let lacks = |workload: &&Workload| {
+        let client = workload.client.program();
+        client.is_some_and(|program| !has(program))
+    };
+    let asked = plan.turns().into_iter().flat_map(|turn| turn.workloads);
+    let left_out: BTreeSet<_> = asked.filter(lacks).map(|it| it.name).collect();
+    if left_out.is_empty() {
+        return Ok(());
+    }
+    let names = left_out.iter().copied().collect::<Vec<_>>().join(", ");
+    plan.workloads.retain(|name| !left_out.contains(name));
+    ensure!(
+        !plan.turns().is_empty(),
+        "{names}: this host lacks the client: run 'apt-get install wrk'"
+    );
+    eprintln!("left out, since this host lacks their client ('apt-get install wrk'): {names}");
+    Ok(())
 }
 
 struct Bench<'a> {

@@ -40,3 +40,20 @@ fn quick_is_bounded_and_what_is_asked_for_is_not() {
     let wrong = options(|o| o.only = vec!["redis/paxos".parse().unwrap()]);
     assert!(super::plan(&wrong, &known, &known).is_err());
 }
+
+#[test]
+fn a_workload_without_its_client_is_left_out_before_anything_is_measured() {
+    let known = ["none".to_owned()];
+    let of = |cells: &[&str]| {
+        let only = cells.iter().map(|cell| cell.parse().unwrap()).collect();
+        super::plan(&options(|o| o.only = only), &known, &known).unwrap()
+    };
+    let mut both = of(&["redis", "nginx"]);
+    leave_out_without_client(&mut both, |_| false).unwrap();
+    let turns = both.turns().into_iter().flat_map(|turn| turn.workloads);
+    let names: BTreeSet<_> = turns.map(|it| it.name).collect();
+    assert_eq!(names, BTreeSet::from(["redis"]));
+    let error = leave_out_without_client(&mut of(&["nginx"]), |_| false).unwrap_err();
+    assert!(error.to_string().contains("wrk"), "{error}");
+    leave_out_without_client(&mut of(&["nginx"]), |program| program == "wrk").unwrap();
+}

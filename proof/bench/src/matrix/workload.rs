@@ -49,6 +49,13 @@ pub(crate) enum Client {
     Nobody,
 }
 
+impl Client {
+    /// The program that this host must have for it.
+    pub(crate) fn program(&self) -> Option<&'static str> {
+        matches!(self, Self::Wrk { .. }).then_some("wrk")
+    }
+}
+
 const fn redis(traffic: Traffic, batch: u32) -> Client {
     Client::Own {
         port: 6379,
