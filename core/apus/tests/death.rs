@@ -1,9 +1,7 @@
 //! A process dies on a living host, which says so. Each test checks one fear.
 
-mod group;
-
 use apus::{Canary, Config, Durability, Event, Phase};
-use group::{Group, HEARTBEAT, LONG, TIMEOUT, config, plain_config};
+use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, config, plain_config};
 use plover_types::{Incarnation, Micros, ReplicaId};
 
 /// The wire tag of a `PreVote`, after the version byte.

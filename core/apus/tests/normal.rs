@@ -1,9 +1,7 @@
 //! The normal case, driven by hand: no clock moves and no message travels unless the test says.
 
-mod group;
-
 use apus::{Durability, EntryKind, Event, Phase, ProposeError};
-use group::{Group, HEARTBEAT, MESSAGE_BYTES_MAX, TIMEOUT};
+use crate::group::{Group, HEARTBEAT, MESSAGE_BYTES_MAX, TIMEOUT};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, wire};
 use proptest::prelude::*;
 

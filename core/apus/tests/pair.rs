@@ -1,9 +1,7 @@
 //! Two replicas without a third. Each test checks one fear.
 
-mod group;
-
 use apus::{Command, Config, Durability, EntryKind, Event, Phase};
-use group::{Group, HEARTBEAT, TIMEOUT, config, set};
+use crate::group::{Group, HEARTBEAT, TIMEOUT, config, set};
 use plover_types::{Index, Micros};
 
 /// Replica 0 leads, and both are in sync.

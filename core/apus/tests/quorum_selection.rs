@@ -1,10 +1,8 @@
 //! To whom a leader with quorum selection sends an entry at once, and what happens when they do
 //! not answer.
 
-mod group;
-
 use apus::{Config, Durability, EntryKind};
-use group::{Group, HEARTBEAT, LONG, TIMEOUT, plain_config};
+use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, plain_config};
 use plover_types::{Awaited, Index, Micros, ReplicaId};
 
 /// A group of nine that only replicates its log, led by replica 0.

@@ -1,9 +1,7 @@
 //! Forgetting and recovering. Each test checks one fear.
 
-mod group;
-
 use apus::{BootstrapError, Durability, Phase};
-use group::{Disk, Group, LONG, TIMEOUT, config, plain_config, set};
+use crate::group::{Disk, Group, LONG, TIMEOUT, config, plain_config, set};
 use plover_types::{Index, Micros, ReplicaId, View};
 
 const BOTH: [Durability; 2] = [Durability::Memory, Durability::Disk];

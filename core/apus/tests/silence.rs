@@ -1,9 +1,7 @@
 //! How long a leader may be silent is learned from its messages. Each test checks one fear.
 
-mod group;
-
 use apus::{Config, Durability, Phase};
-use group::{Group, HEARTBEAT, LONG, config};
+use crate::group::{Group, HEARTBEAT, LONG, config};
 use plover_types::Micros;
 
 const TIMEOUT: Micros = Micros(10 * HEARTBEAT.0);

@@ -1,9 +1,7 @@
 //! The version of the group. Each test checks one fear.
 
-mod group;
-
 use apus::{Durability, EntryKind, Event};
-use group::{Group, LONG};
+use crate::group::{Group, LONG};
 use plover_types::ReplicaId;
 use plover_types::wire::{OLDEST_VERSION, Versions, WIRE_VERSION};
 

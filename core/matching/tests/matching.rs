@@ -1,9 +1,7 @@
 //! Outputs that match and outputs that do not, case by case.
 
-mod frames;
-
 use etherparse::TcpOptionElement;
-use frames::{Tcp, arp, icmp, udp};
+use crate::frames::{Tcp, arp, icmp, udp};
 use plover_matching::{Difference, Matcher};
 use plover_types::{Frame, OutputNo};
 

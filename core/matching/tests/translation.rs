@@ -1,9 +1,7 @@
 //! Guests whose translator differ, renumbered: what clients and the comparing get to see.
 
-mod frames;
-
 use etherparse::TcpOptionElement;
-use frames::{Tcp, offloaded, udp};
+use crate::frames::{Tcp, offloaded, udp};
 use plover_matching::{LeaderSyn, Matcher, Outgoing, SequenceTranslator};
 use plover_types::{Frame, Micros, OutputNo, SyncNo};
 use proptest::prelude::*;

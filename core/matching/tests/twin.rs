@@ -1,9 +1,7 @@
 //! The matcher against a dumb twin that remembers every byte, on random streams; and against
 //! noise.
 
-mod frames;
-
-use frames::{Tcp, offloaded};
+use crate::frames::{Tcp, offloaded};
 use plover_matching::Matcher;
 use plover_types::{Frame, OutputNo};
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! Messages that no correct replica sends.
 
-use super::group::TIMEOUT;
+use crate::group::TIMEOUT;
 use super::replica::*;
 use apus::{Apus, Command, Contradiction, Durability, Entry, EntryKind, Event, Members};
 use plover_types::{Index, ReplicaSet, Viewstamp, wire};

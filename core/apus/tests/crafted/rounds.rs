@@ -1,6 +1,6 @@
 //! A peer that names rounds which no group has counted.
 
-use super::group::TIMEOUT;
+use crate::group::TIMEOUT;
 use super::lies::{asks_for_votes, refused};
 use super::replica::*;
 use apus::{Contradiction, Durability, Members};

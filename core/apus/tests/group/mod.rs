@@ -10,9 +10,6 @@
 //!
 //! Random faults are simulated in `proof/consensus`.
 
-// Each test file uses a part of this.
-#![allow(dead_code)]
-
 use apus::{
     Apus, Canary, Command, Config, Contradiction, Durability, Entry, EntryKind, Event, Members,
     Phase, ProposeError, Start, Status,

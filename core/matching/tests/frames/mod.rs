@@ -1,5 +1,4 @@
 //! Frames as a guest at 10.0.0.2 sends them.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use etherparse::{PacketBuilder, TcpOptionElement};
 use plover_types::{Frame, Offload};

@@ -1,13 +1,11 @@
 //! One replica and messages written by hand: which messages it must not send, and when.
 
-#[path = "../group/mod.rs"]
-mod group;
 mod lies;
 mod replica;
 mod rounds;
 
 use apus::{Command, Durability, Entry, Event, Phase};
-use group::TIMEOUT;
+use crate::group::TIMEOUT;
 use plover_types::{Index, Micros, View, Viewstamp, wire};
 use replica::*;
 
