@@ -170,7 +170,11 @@ fn is_empty(folder: &Path) -> io::Result<bool> {
 
 /// Where the configuration wants each disk of the backup.
 fn places(manifest: &Manifest, config: &ReplicaConfig) -> Result<Vec<PathBuf>> {
-    let writable = config.disk.iter().filter(|disk| !disk.is_read_only()).count();
+    let writable = config
+        .disk
+        .iter()
+        .filter(|disk| !disk.is_read_only())
+        .count();
     ensure!(
         writable == manifest.disks.len(),
         "the backup has {}, and the configuration names {writable} that the guest writes: let [[disk]] name those of the \

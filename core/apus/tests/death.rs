@@ -1,7 +1,7 @@
 //! A process dies on a living host, which says so. Each test checks one fear.
 
-use apus::{Canary, Config, Durability, Event, Phase};
 use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, config, plain_config};
+use apus::{Canary, Config, Durability, Event, Phase};
 use plover_types::{Incarnation, Micros, ReplicaId};
 
 /// The wire tag of a `PreVote`, after the version byte.

@@ -1,7 +1,7 @@
 //! Elections: which replica may lead. Each test checks one fear.
 
-use apus::{Canary, Config, Configuration, Durability, Entry, EntryKind, Phase};
 use crate::group::{Group, LONG, TIMEOUT, config, set};
+use apus::{Canary, Config, Configuration, Durability, Entry, EntryKind, Phase};
 use plover_types::{Index, Micros, View, Viewstamp};
 
 /// The wire tag of an `Append`, after the version byte.

@@ -1,7 +1,7 @@
 //! Changes of a running group's members (Ongaro's thesis, §4). Each test checks one fear.
 
-use apus::{Durability, MembersError, Phase, ProposeError};
 use crate::group::{Group, LONG, TIMEOUT, plain_config, set};
+use apus::{Durability, MembersError, Phase, ProposeError};
 use plover_types::{Micros, ReplicaId};
 
 /// `replicas`, of which the first `voters` are a group led by replica 0. Its log is all there is.

@@ -1,7 +1,7 @@
 //! The normal case, driven by hand: no clock moves and no message travels unless the test says.
 
-use apus::{Durability, EntryKind, Event, Phase, ProposeError};
 use crate::group::{Group, HEARTBEAT, MESSAGE_BYTES_MAX, TIMEOUT};
+use apus::{Durability, EntryKind, Event, Phase, ProposeError};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, wire};
 use proptest::prelude::*;
 

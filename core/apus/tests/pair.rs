@@ -1,7 +1,7 @@
 //! Two replicas without a third. Each test checks one fear.
 
-use apus::{Command, Config, Durability, EntryKind, Event, Phase};
 use crate::group::{Group, HEARTBEAT, TIMEOUT, config, set};
+use apus::{Command, Config, Durability, EntryKind, Event, Phase};
 use plover_types::{Index, Micros};
 
 /// Replica 0 leads, and both are in sync.

@@ -1,8 +1,8 @@
 //! To whom a leader with quorum selection sends an entry at once, and what happens when they do
 //! not answer.
 
-use apus::{Config, Durability, EntryKind};
 use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, plain_config};
+use apus::{Config, Durability, EntryKind};
 use plover_types::{Awaited, Index, Micros, ReplicaId};
 
 /// A group of nine that only replicates its log, led by replica 0.

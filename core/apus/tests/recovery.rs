@@ -1,7 +1,7 @@
 //! Forgetting and recovering. Each test checks one fear.
 
-use apus::{BootstrapError, Durability, Phase};
 use crate::group::{Disk, Group, LONG, TIMEOUT, config, plain_config, set};
+use apus::{BootstrapError, Durability, Phase};
 use plover_types::{Index, Micros, ReplicaId, View};
 
 const BOTH: [Durability; 2] = [Durability::Memory, Durability::Disk];

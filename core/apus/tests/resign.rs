@@ -1,7 +1,7 @@
 //! A leader that resigns says so, and another one leads at once. Each test checks one fear.
 
-use apus::{Durability, EntryKind, Phase};
 use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT};
+use apus::{Durability, EntryKind, Phase};
 use plover_types::{Micros, ReplicaId};
 
 /// The wire tag of a `Resigned`, after the version byte.

@@ -1,7 +1,7 @@
 //! How long a leader may be silent is learned from its messages. Each test checks one fear.
 
-use apus::{Config, Durability, Phase};
 use crate::group::{Group, HEARTBEAT, LONG, config};
+use apus::{Config, Durability, Phase};
 use plover_types::Micros;
 
 const TIMEOUT: Micros = Micros(10 * HEARTBEAT.0);

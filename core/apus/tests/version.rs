@@ -1,7 +1,7 @@
 //! The version of the group. Each test checks one fear.
 
-use apus::{Durability, EntryKind, Event};
 use crate::group::{Group, LONG};
+use apus::{Durability, EntryKind, Event};
 use plover_types::ReplicaId;
 use plover_types::wire::{OLDEST_VERSION, Versions, WIRE_VERSION};
 

@@ -1,7 +1,7 @@
 //! Outputs that match and outputs that do not, case by case.
 
-use etherparse::TcpOptionElement;
 use crate::frames::{Tcp, arp, icmp, udp};
+use etherparse::TcpOptionElement;
 use plover_matching::{Difference, Matcher};
 use plover_types::{Frame, OutputNo};
 

@@ -1,7 +1,7 @@
 //! Guests whose translator differ, renumbered: what clients and the comparing get to see.
 
-use etherparse::TcpOptionElement;
 use crate::frames::{Tcp, offloaded, udp};
+use etherparse::TcpOptionElement;
 use plover_matching::{LeaderSyn, Matcher, Outgoing, SequenceTranslator};
 use plover_types::{Frame, Micros, OutputNo, SyncNo};
 use proptest::prelude::*;

@@ -84,7 +84,8 @@ impl QemuConfig {
             }
             (Some(Watchdog::I6300esb), Machine::Microvm) => {
                 return bad(
-                    "watchdog = \"i6300esb\" is a PCI device: use machine = \"q35\" or \"pc\"".into(),
+                    "watchdog = \"i6300esb\" is a PCI device: use machine = \"q35\" or \"pc\""
+                        .into(),
                 );
             }
             _ => {}

@@ -110,7 +110,11 @@ fn a_started_watchdog_goes_on(machine: Machine, watchdog: Watchdog) {
             .open(dir.path().join(name))
             .unwrap();
         // The other one's does nothing (hlt; jmp), until it is overwritten.
-        let code: &[u8] = if name == "a" { &code } else { &[0xf4, 0xeb, 0xfd] };
+        let code: &[u8] = if name == "a" {
+            &code
+        } else {
+            &[0xf4, 0xeb, 0xfd]
+        };
         file.write_all_at(code, 0).unwrap();
         file.write_all_at(&[0x55, 0xaa], 510).unwrap();
         let config = QemuConfig {

@@ -155,10 +155,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let (file, to) = (dir.path().join("debian.xml"), dir.path().join("new"));
     let debian = std::fs::read_to_string(xml_of("debian")).unwrap();
-    let watched = debian.replace(
-        "<memballoon",
-        "<sound model='ich9'/><memballoon",
-    );
+    let watched = debian.replace("<memballoon", "<sound model='ich9'/><memballoon");
     std::fs::write(&file, watched).unwrap();
     let to = to.to_str().unwrap();
     let words = [

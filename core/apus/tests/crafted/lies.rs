@@ -1,7 +1,7 @@
 //! Messages that no correct replica sends.
 
-use crate::group::TIMEOUT;
 use super::replica::*;
+use crate::group::TIMEOUT;
 use apus::{Apus, Command, Contradiction, Durability, Entry, EntryKind, Event, Members};
 use plover_types::{Index, ReplicaSet, Viewstamp, wire};
 

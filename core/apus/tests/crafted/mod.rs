@@ -4,8 +4,8 @@ mod lies;
 mod replica;
 mod rounds;
 
-use apus::{Command, Durability, Entry, Event, Phase};
 use crate::group::TIMEOUT;
+use apus::{Command, Durability, Entry, Event, Phase};
 use plover_types::{Index, Micros, View, Viewstamp, wire};
 use replica::*;
 

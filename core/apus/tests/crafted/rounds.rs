@@ -1,8 +1,8 @@
 //! A peer that names rounds which no group has counted.
 
-use crate::group::TIMEOUT;
 use super::lies::{asks_for_votes, refused};
 use super::replica::*;
+use crate::group::TIMEOUT;
 use apus::{Contradiction, Durability, Members};
 use plover_types::{Micros, ReplicaSet, View, Viewstamp, wire};
 
