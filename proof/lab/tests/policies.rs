@@ -16,8 +16,7 @@ use plover_lab_proof::crash::Moment;
 use plover_lab_proof::load::Pressure;
 use plover_lab_proof::script::{
     ClockReading, outputs_match, phases, the_leader_dies, the_leader_dies_in,
-    the_leader_is_cut_off, the_leader_stands_still, the_secondary_dies, the_secondary_rests,
-    three_survive, two_survive,
+    the_leader_is_cut_off, the_secondary_dies, the_secondary_rests, three_survive, two_survive,
 };
 use plover_lab_proof::{overlay, prove, prove_under, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
