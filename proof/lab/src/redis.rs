@@ -91,6 +91,21 @@ impl Connection {
         }
         answers.into_iter().map(bulk).collect()
     }
+
+    /// `TIME`: the server's clock, since 1970.
+    pub fn time(&mut self) -> io::Result<Duration> {
+        let answer = self.command(&[b"TIME"])?;
+        let number = |part: &Answer| match part {
+            Answer::Bulk(Some(digits)) => std::str::from_utf8(digits).ok()?.parse().ok(),
+            _ => None,
+        };
+        let time = match &answer {
+            Answer::Many(parts) if parts.len() == 2 => number(&parts[0]).zip(number(&parts[1])),
+            _ => None,
+        };
+        let (s, us) = time.ok_or_else(|| unexpected(&answer))?;
+        Ok(Duration::from_secs(s) + Duration::from_micros(us))
+    }
 }
 
 /// A value, or none.
@@ -217,6 +232,15 @@ mod tests {
             assert!(listener.accept().is_err(), "the client connected again");
         });
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)
+    }
+
+    #[test]
+    fn a_server_tells_the_time() {
+        let said: [&[u8]; 2] = [b"*2\r\n$2\r\n17\r\n$6\r\n250000\r\n", b"*1\r\n$2\r\n17\r\n"];
+        let address = server(&said);
+        let mut connection = Connection::open(address, Duration::from_secs(10)).unwrap();
+        assert_eq!(connection.time().unwrap(), Duration::from_millis(17_250));
+        assert!(connection.time().is_err());
     }
 
     #[test]

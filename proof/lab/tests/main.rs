@@ -8,6 +8,7 @@ mod capture;
 mod change;
 mod chaos;
 mod clean;
+mod clock;
 mod dash;
 mod debian;
 mod disk;
