@@ -236,8 +236,7 @@ mod tests {
 
     #[test]
     fn a_server_tells_the_time() {
-        let said: [&[u8]; 2] = [b"*2\r\n$2\r\n17\r\n$6\r\n250000\r\n", b"*1\r\n$2\r\n17\r\n"];
-        let address = server(&said);
+        let address = server(&[b"*2\r\n$2\r\n17\r\n$6\r\n250000\r\n", b"*1\r\n$2\r\n17\r\n"]);
         let mut connection = Connection::open(address, Duration::from_secs(10)).unwrap();
         assert_eq!(connection.time().unwrap(), Duration::from_millis(17_250));
         assert!(connection.time().is_err());
