@@ -7,6 +7,7 @@ use crate::health::lock;
 use crate::holes;
 use crate::import::Format;
 use crate::lock::Locked;
+use crate::mark;
 use crate::snapshot::Kept;
 use crate::written::Written;
 use plover_types::DISK_BLOCK_BYTES;
@@ -71,6 +72,8 @@ pub(crate) struct Image {
     bytes_max: u64,
     pub(crate) may_grow: bool,
     pub(crate) read_only: bool,
+    /// Of what it holds, if the guest only reads it.
+    pub(crate) mark: Option<u64>,
     pub(crate) delay: Duration,
     /// It did not exist and was made.
     pub(crate) made: bool,
@@ -118,6 +121,9 @@ impl Image {
         let bytes = sized(spec, &file, used_before)?;
         let bytes_max = spec.bytes_max.unwrap_or(bytes);
         let blocks = blocks_within(bytes_max)?;
+        let mark = spec.read_only.then(|| mark::of(&file, bytes));
+        let mark = mark.transpose();
+        let mark = mark.map_err(io_error("cannot read the disk image", path))?;
         Ok(Self {
             path: path.clone(),
             file,
@@ -125,6 +131,7 @@ impl Image {
             bytes_max,
             may_grow: spec.bytes_max.is_some(),
             read_only: spec.read_only,
+            mark,
             delay: spec.delay,
             made,
             written: Written::new(if spec.read_only { 0 } else { blocks }),

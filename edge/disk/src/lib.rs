@@ -77,6 +77,7 @@ pub mod import;
 mod journal;
 mod lock;
 mod look;
+mod mark;
 mod memory;
 mod nbd;
 mod pace;

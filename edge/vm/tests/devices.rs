@@ -91,6 +91,8 @@ fn a_guest_reads_its_cd_on_the_other_host() {
         a.order(VmCommand::Resume);
         a.wait_console("from a!");
         b.order(VmCommand::Resume);
+        // (Replicas would not come so far, since their machines are told to be different.)
+        assert_ne!(a.vm.machine_words().needed, b.vm.machine_words().needed);
         sync(&mut a, &mut b, true);
         assert_equal(&a, &b);
         a.vm.kill();

@@ -32,6 +32,11 @@ impl Attachment {
         self.inner.blocks
     }
 
+    /// Of each disk that the guest only reads, a mark of what it holds: hosts whose files differ have different ones.
+    pub fn marks(&self) -> impl Iterator<Item = Option<u64>> {
+        self.inner.images.iter().map(|image| image.mark)
+    }
+
     /// QEMU's ends of the NBD connections, in the order of the configuration.
     pub fn connections(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.theirs.iter().map(AsFd::as_fd)

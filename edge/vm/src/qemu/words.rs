@@ -2,6 +2,7 @@
 
 use super::QemuVm;
 use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine};
+use plover_disk::Attachment;
 use plover_types::MachineWords;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,9 @@ impl QemuVm {
     /// instructions adds them to models that exist.
     pub fn machine_words(&self) -> MachineWords {
         let (config, made) = (&self.config, &self.made);
-        let disks: Vec<_> = config.disks.iter().map(disk).collect();
+        let marks = self.disks.iter().flat_map(Attachment::marks);
+        let disks = config.disks.iter().zip(marks);
+        let disks: Vec<_> = disks.map(|(it, mark)| disk(it, mark)).collect();
         let release = format!("QEMU {}", made.version);
         let is_microvm = config.machine == Machine::Microvm;
         let machine = match is_microvm {
@@ -125,7 +128,8 @@ pub(super) fn version(about: &Value) -> String {
     format!("{}.{}", number("major"), number("minor"))
 }
 
-fn disk(disk: &DiskDevice) -> String {
+/// A disk that the guest only reads is told by what it holds, too: no replica copies it.
+fn disk(disk: &DiskDevice, mark: Option<u64>) -> String {
     let bus = match disk.bus {
         DiskBus::Virtio => "virtio",
         DiskBus::Scsi => "scsi",
@@ -136,10 +140,9 @@ fn disk(disk: &DiskDevice) -> String {
         (false, true) => " read-only",
         (false, false) => "",
     };
-    match &disk.serial {
-        Some(serial) => format!("{bus}{kind} {serial:?}"),
-        None => format!("{bus}{kind}"),
-    }
+    let serial = disk.serial.iter().map(|serial| format!(" {serial:?}"));
+    let mark = mark.iter().map(|mark| format!(" of content {mark:016x}"));
+    format!("{bus}{kind}") + &serial.chain(mark).collect::<String>()
 }
 
 /// The first of these files that is there, and a checksum of its content.
