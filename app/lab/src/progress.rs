@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// What becomes true when somebody presses Ctrl-C, closes the terminal or asks the process to end.
+/// A flag that becomes true when somebody presses Ctrl-C, closes the terminal or asks the process to end.
 ///
 /// # Errors
 /// The signals cannot be watched.

@@ -10,11 +10,11 @@ use plover_policy::PRESETS;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long each guest runs, and the leaders that are killed meanwhile.
+/// The time that each guest runs, and the leaders that are killed meanwhile.
 const SPAN: Duration = Duration::from_secs(600);
 const KILLS: u32 = 10;
 
-/// How far the guest's clock may fall behind the host's, or run ahead, in millionths.
+/// The most that the guest's clock may fall behind the host's, or run ahead, in millionths.
 const PPM_MAX: f64 = 200.0;
 
 /// Questions of which the one counts that was answered first.
