@@ -109,7 +109,7 @@ impl Cargo {
         self.0.spawn().context("cannot run cargo")
     }
 
-    /// Starts it in what time all others leave of the CPUs (`SCHED_IDLE`). What it prints goes into a file.
+    /// Starts it in the time that all others leave of the CPUs (`SCHED_IDLE`). Its output goes into a file.
     pub(crate) fn beside_others(self, output: &File) -> Result<Child> {
         let mut command = Command::new("chrt");
         command.args(["--idle", "0"]).arg(self.0.get_program());

@@ -1,4 +1,4 @@
-//! What the state machine does, by its messages, in one program: each file of its own would be linked on its own.
+//! The messages of the state machine, test by test, in one program: each file of its own would be linked on its own.
 
 mod group;
 
