@@ -116,6 +116,11 @@ impl Control {
         Ok(self.open(&json!({"op": "console"}))?.0)
     }
 
+    /// Looks at the guest's display, which speaks the protocol of VNC on the returned connection.
+    pub fn display(&self) -> Result<UnixStream, ControlError> {
+        Ok(self.open(&json!({"op": "display"}))?.0)
+    }
+
     /// Types on the guest's console. Returns when the guest has it for sure, also if its host is lost.
     pub fn type_text(&self, text: &str) -> Result<(), ControlError> {
         self.ask(&json!({"op": "type", "text": text})).map(|_| ())

@@ -276,6 +276,21 @@ pub enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// Show the guest's display, which takes `guest.display = true`, to viewers that speak VNC. Works on any host of the group.
+    ///
+    /// It runs until it is ended. A viewer's connection closes when the guest's leader changes, and the next one shows the
+    /// guest where it runs then. Viewers need no password, so only programs of this host are let in: to look from
+    /// elsewhere, forward the port by ssh.
+    #[command(
+        after_help = "Example:\n  plover display --run-dir /run/plover/shop-db\n  ssh -L 5900:127.0.0.1:5900 HOST    # on the machine with the screen, and then its viewer: 127.0.0.1:5900"
+    )]
+    Display {
+        /// The address that viewers connect to; a loopback address.
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:5900")]
+        listen: SocketAddr,
+        #[command(flatten)]
+        at: At,
+    },
     /// Press the guest's power button. Works on any host of the group.
     #[command(after_help = "Example:\n  plover shutdown --run-dir /run/plover/shop-db")]
     Shutdown {

@@ -32,6 +32,7 @@ mod bench;
 mod check;
 mod cli;
 mod dash;
+mod display;
 mod export;
 mod fleet;
 mod guest;
@@ -137,6 +138,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Restore { from, config, boot } => backup::restore(&from, &config, boot),
         cli::Command::Guest { command } => guest::run(command),
         cli::Command::Console { at } => operate::console(&at.control()?),
+        cli::Command::Display { listen, at } => display::serve(listen, &at.control()?),
         cli::Command::Shutdown { at } => operate::shut_down(&at.control()?),
         cli::Command::Start { at } => operate::start(&at.control()?),
         cli::Command::Reboot { wait, at } => operate::reboot(&at.control()?, wait),

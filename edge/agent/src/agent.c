@@ -13,6 +13,7 @@
  *              the function; others do not.
  *   OP_ORDERS  Listens for orders on another socket, from QEMU's main loop: orders.c.
  *   OP_FLASH   Puts other memory in the place of a flash chip's: flash.c.
+ *   OP_DISPLAY Puts other memory in the place of a graphics card's: blocks.c.
  *
  * QEMU takes the guest's NIC, a socket, for a TAP device: nic.c.
  *
@@ -30,12 +31,12 @@
  *   status  0 or an errno
  *   value   OP_HELLO: the version, and bits for what works; orders: the order
  *   addr    OP_TRACK: begin of the range; OP_ORDERS: the number of the orders' socket; ORDER_LOAD: where
- *           in the file the serial port's section begins (upper half) and ends (lower half); OP_FLASH: where
- *           in the file the memory begins
+ *           in the file the serial port's section begins (upper half) and ends (lower half); OP_FLASH and
+ *           OP_DISPLAY: where in the file the memory begins
  *   len     OP_TRACK: bytes of the range; OP_ORDERS: the number of the file that states are saved to and
  *           loaded from; ORDER_LOAD: bit 0 to keep translations, above it when the guest of that state
- *           stopped, in microseconds of CLOCK_MONOTONIC, or 0; OP_FLASH: the file's number (upper half),
- *           bytes (lower half)
+ *           stopped, in microseconds of CLOCK_MONOTONIC, or 0; OP_FLASH and OP_DISPLAY: the file's number
+ *           (upper half), bytes (lower half)
  *
  * The agent's thread blocks all signals, holds no lock of QEMU, and ends when the socket closes.
  */
@@ -60,9 +61,9 @@
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
-enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_ORDERS = 3, OP_FLASH = 4 };
+enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_ORDERS = 3, OP_FLASH = 4, OP_DISPLAY = 5 };
 enum {
-    AGENT_VERSION = 5,
+    AGENT_VERSION = 6,
     HELLO_HAS_YANK = 1 << 16,
     HELLO_HAS_ORDERS = 1 << 17,
     HELLO_KEEPS_CODE = 1 << 18,
@@ -175,15 +176,17 @@ static void *serve(void *argument)
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
             if (!ram.bytes)
-                ram = (struct guest_ram){request.addr, request.len}; /* what follows is flash memory */
+                ram = (struct guest_ram){request.addr, request.len}; /* what follows is memory of devices */
             reply.status = fd < 0 ? -fd : 0;
         } else if (request.op == OP_YANK) {
             reply.status = arm_yank();
         } else if (request.op == OP_ORDERS) {
             reply.status = take_orders((int)request.addr, (int)request.len);
-        } else if (request.op == OP_FLASH) {
+        } else if (request.op == OP_FLASH || request.op == OP_DISPLAY) {
+            int (*place)(int, off_t, size_t) =
+                request.op == OP_FLASH ? place_flash : place_display;
             reply.status =
-                place_flash((int)(request.len >> 32), (off_t)request.addr, (uint32_t)request.len);
+                place((int)(request.len >> 32), (off_t)request.addr, (uint32_t)request.len);
         } else {
             reply.status = EINVAL;
         }

@@ -79,6 +79,10 @@ void find_firmware(void);
 int save_firmware(int file);
 int load_firmware(int file);
 
+/* blocks.c: memory of devices that is not the machine's RAM */
+int place_block(const char *ending, int file, off_t offset, size_t bytes);
+int place_display(int file, off_t offset, size_t bytes);
+
 /* flash.c: the memory of a flash chip */
 int place_flash(int file, off_t offset, size_t bytes);
 int begin_flash_load(void);

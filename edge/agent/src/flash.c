@@ -1,10 +1,8 @@
 /*
  * Puts memory of plover's in the place of a flash chip's.
  *
- * UEFI keeps its variables in a flash chip that the guest may write. Its content is a RAM block of QEMU's
- * own: not part of the guest's RAM, and not of a saved state. QEMU reads and writes it by its address
- * only. So a mapping of plover's file at that address makes it memory that plover sees, tracks and
- * overwrites like the guest's RAM. That is done before the guest runs for the first time.
+ * UEFI keeps its variables in a flash chip that the guest may write. Its content is a RAM block, whose
+ * place blocks.c gives to memory of plover's.
  *
  * After a load the chip wants to write its content to the file behind it as the guest goes on: it adds
  * a handler to a list, and keeps it in one variable (pflash_post_load() in hw/block/pflash_cfi01.c).
@@ -14,17 +12,9 @@
 #include "agent.h"
 #include <errno.h>
 #include <malloc.h>
-#include <sys/mman.h>
 
 /* The chip's RAM block: "pflash1" of the machine (hw/i386/pc_sysfw.c). */
 static const char CHIP[] = "system.flash1";
-
-/* QEMU's functions for its RAM blocks (include/exec/cpu-common.h). */
-static struct {
-    void *(*block)(const char *name);
-    void *(*address)(const void *block);
-    uint64_t (*bytes)(const void *block);
-} find;
 
 /* QEMU's list of functions that it calls when the machine begins or ceases to run, by priority
  * (include/sysemu/runstate.h). */
@@ -95,21 +85,13 @@ void end_flash_load(void)
     chip.mark = NULL;
 }
 
-/* Returns 0 or an errno: ENOSYS if this QEMU exports too little, ENODEV if it has no such chip. */
+/* Returns 0 or an errno, as place_block() does. */
 int place_flash(int file, off_t offset, size_t bytes)
 {
-    if (!FIND(find.block, "qemu_ram_block_by_name") ||
-        !FIND(find.address, "qemu_ram_get_host_addr") ||
-        !FIND(find.bytes, "qemu_ram_get_used_length") ||
-        !FIND(list.add, "qemu_add_vm_change_state_handler") ||
+    if (!FIND(list.add, "qemu_add_vm_change_state_handler") ||
         !FIND(list.remove, "qemu_del_vm_change_state_handler"))
         return ENOSYS;
-    /* No lock: blocks come and go with devices, and none does before the guest runs. */
-    void *block = find.block(CHIP);
-    if (!block || find.bytes(block) != bytes)
-        return ENODEV;
-    void *at = find.address(block);
-    void *now = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, offset);
-    chip.is_placed = now != MAP_FAILED;
-    return chip.is_placed ? 0 : errno;
+    const int failed = place_block(CHIP, file, offset, bytes);
+    chip.is_placed = !failed;
+    return failed;
 }

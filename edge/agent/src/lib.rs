@@ -66,7 +66,7 @@ pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 pub const AGENT_NIC_ENV: &str = "PLOVER_NIC";
 
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
-pub const AGENT_VERSION: u16 = 5;
+pub const AGENT_VERSION: u16 = 6;
 
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
 pub const HELLO_HAS_YANK: u32 = 1 << 16;
@@ -99,8 +99,10 @@ pub enum Op {
     /// Listen for [`Order`]s on the inherited socket of number `addr`; states are saved to and
     /// loaded from the inherited file of number `len`.
     Orders = 3,
-    /// Put memory in the place of the flash chip that the guest may write; see [`flash_request`].
+    /// Put memory in the place of the flash chip that the guest may write; see [`place_request`].
     Flash = 4,
+    /// Put memory in the place of the graphics card's; see [`place_request`].
+    Display = 5,
 }
 
 /// The orders that QEMU's main loop carries out, sent on the orders' socket. The reply's status is 0 or an
@@ -147,11 +149,11 @@ pub fn request(op: Op, addr: u64, len: u64) -> Vec<u8> {
     encode(op as u32, addr, len, &[])
 }
 
-/// The bytes of an [`Op::Flash`]: the memory of the chip is, from now on, `bytes` at `offset` of the inherited file of
-/// number `file`. Both are whole pages.
-pub fn flash_request(file: u32, offset: u64, bytes: u32) -> Vec<u8> {
+/// The bytes of an [`Op::Flash`] or [`Op::Display`]: the memory of the device is, from now on, `bytes` at `offset` of the
+/// inherited file of number `file`. Both are whole pages.
+pub fn place_request(op: Op, file: u32, offset: u64, bytes: u32) -> Vec<u8> {
     let place = (u64::from(file) << 32) | u64::from(bytes);
-    encode(Op::Flash as u32, offset, place, &[])
+    encode(op as u32, offset, place, &[])
 }
 
 /// The bytes of an order without particulars.
@@ -252,11 +254,10 @@ mod tests {
             38,
             "ENOSYS"
         );
-        assert_eq!(
-            ask(&mut ours, &flash_request(0, 0, 4096)).status,
-            38,
-            "ENOSYS"
-        );
+        for op in [Op::Flash, Op::Display] {
+            let placed = ask(&mut ours, &place_request(op, 0, 0, 4096));
+            assert_eq!(placed.status, 38, "{op:?}: ENOSYS");
+        }
         assert_ne!(
             ask(&mut ours, &request(Op::Track, 1, 1)).status,
             0,

@@ -244,6 +244,10 @@ pub struct GuestConfig {
     /// `RuntimeWatchdogSec=`.
     #[serde(default)]
     pub watchdog: Option<Watchdog>,
+    /// Whether the machine has a display: a VGA card with 16 MiB of memory, a keyboard, and a USB tablet as its pointer.
+    /// `plover display` shows it to viewers that speak VNC. On `q35` and `pc`.
+    #[serde(default)]
+    pub display: bool,
     /// Whether the machine has a channel to an agent in the guest, by which `plover guest` and `plover backup --quiesce` reach
     /// it: the virtio-serial port `org.qemu.guest_agent.0`. In the guest it takes the package qemu-guest-agent.
     #[serde(default)]

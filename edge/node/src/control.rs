@@ -1,7 +1,8 @@
 //! The control socket, for people and tools.
 //!
 //! `control.sock` in the run directory, mode 0600. Each request and each answer is one JSON object on one
-//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream; after that to `{"op":"backup_disk"}` or
+//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream; after that to `{"op":"display"}` it
+//! speaks the protocol of VNC (RFC 6143), with QEMU at the other end; after that to `{"op":"backup_disk"}` or
 //! `{"op":"backup_memory"}` it is served over NBD. A backup lasts as long as the connection that asked for
 //! `{"op":"backup"}`, and a copy of the memory as long as that which asked for `{"op":"copy_memory"}`.
 
@@ -13,6 +14,7 @@ pub(crate) use op::Op;
 use op::Wait;
 
 use crate::config::ConfigFile;
+use crate::viewer::{self, Seat};
 use plover_disk::{MemoryCopy, SnapshotLimits};
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -85,10 +87,25 @@ pub(crate) enum Request {
         guest: u64,
         step: Result<Restored, String>,
     },
-    /// Another replica is asked where it stands.
-    AskStatus {
+    /// Another replica is asked.
+    Ask {
         of: ReplicaId,
+        op: Op,
         reply: Sender<Value>,
+    },
+    /// A viewer of the guest's display is to get its place, and the number by which it leaves.
+    View {
+        reply: Sender<Result<(u64, Seat), String>>,
+    },
+    /// It has left.
+    ViewerLeft {
+        number: u64,
+    },
+    /// Bytes between a viewer and the guest, a request of this number of another replica's, are passed on or not.
+    Passed {
+        to: ReplicaId,
+        id: u64,
+        passed: bool,
     },
     /// Bytes that an operator typed.
     Typed(Vec<u8>),
@@ -136,6 +153,11 @@ impl StopHandle {
                 tracing::error!(event = "reload_refused", "SIGHUP: {error}");
             }
         });
+    }
+
+    /// A viewer of the guest's display has gone.
+    pub(crate) fn viewer_left(&self, number: u64) {
+        self.send(Request::ViewerLeft { number });
     }
 
     pub(crate) fn send(&self, request: Request) {
@@ -297,6 +319,15 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
                     Err(why) => json!({"error": why}),
                 }
             }
+            Ok(Op::Display) => match take_seat(handle) {
+                Ok((number, seat)) => {
+                    if writeln!(writer, "{}", json!({"ok": true})).is_ok() {
+                        look(number, &reader.into_inner(), seat, handle);
+                    }
+                    return handle.viewer_left(number);
+                }
+                Err(why) => json!({"error": why}),
+            },
             Ok(Op::Group) => group(handle),
             Ok(Op::Reload { dry_run }) => reload(handle, config, dry_run),
             Ok(op) => request(handle, op),
@@ -356,7 +387,8 @@ fn group(handle: &StopHandle) -> Value {
             let (reply, answer) = channel();
             if Some(id) != me {
                 let of = ReplicaId(id as u8);
-                handle.send(Request::AskStatus { of, reply });
+                let op = Op::Status;
+                handle.send(Request::Ask { of, op, reply });
             }
             (id, answer)
         })
@@ -380,6 +412,38 @@ fn group(handle: &StopHandle) -> Value {
         })
         .collect();
     json!({"asked": me, "replicas": replicas})
+}
+
+/// A place for a viewer of the guest's display, and its number.
+fn take_seat(handle: &StopHandle) -> Result<(u64, Seat), String> {
+    let (reply, answer) = channel();
+    handle.send(Request::View { reply });
+    let answer = answer.recv_timeout(ANSWER_WITHIN);
+    let (number, seat) = answer.map_err(|_| Op::Display.wait().late)??;
+    if let Seat::There(route, _) = &seat {
+        let op = Op::Look {
+            viewer: route.viewer,
+        };
+        let wait = op.wait();
+        let of = route.peer;
+        let answer = ask(handle, &wait, |reply| Request::Ask { of, op, reply });
+        if let Some(why) = answer["error"].as_str() {
+            handle.viewer_left(number);
+            return Err(why.to_owned());
+        }
+    }
+    Ok((number, seat))
+}
+
+/// Carries the viewer's bytes until it has gone or is to go.
+fn look(number: u64, viewer: &UnixStream, seat: Seat, handle: &StopHandle) {
+    let carried = match seat {
+        Seat::Here(guest) => viewer::join(viewer, &guest),
+        Seat::There(route, parts) => viewer::carry(number, viewer, route, parts, handle),
+    };
+    if let Err(error) = carried {
+        tracing::debug!(%error, "a viewer's connection ended");
+    }
 }
 
 fn console(

@@ -83,6 +83,7 @@ mod tap;
 mod trace;
 mod uplink;
 mod variables;
+mod viewer;
 
 pub use announce::Announcement;
 pub use background::Background;

@@ -90,6 +90,9 @@ impl QemuConfig {
             }
             _ => {}
         }
+        if self.display && self.machine == Machine::Microvm {
+            return bad("display = true is a PCI device: use machine = \"q35\" or \"pc\"".into());
+        }
         if !matches!(self.flash.len(), 0 | Firmware::FLASH_BYTES) {
             return bad(format!(
                 "UEFI variables of {} bytes: OVMF's image of 4 MiB keeps them in {}",

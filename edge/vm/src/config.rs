@@ -1,9 +1,11 @@
 //! How a guest is to be run.
 
 use crate::{GuestEnd, Identity};
+use plover_agent::Op;
 use plover_types::{Mac, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// QEMU's machine type.
@@ -258,6 +260,8 @@ pub struct QemuConfig {
     pub rng: bool,
     /// The watchdog, if the machine has one. A guest that it resets reboots, which [`Ends::on_reboot`] decides on.
     pub watchdog: Option<Watchdog>,
+    /// Whether the machine has a display: a VGA card, and a USB tablet that points at places on it. Not on `microvm`.
+    pub display: bool,
     /// Whether the machine has a channel to an agent in the guest: the virtio-serial port `org.qemu.guest_agent.0`.
     pub agent: bool,
     /// A name for people, in QEMU's process title and in messages.
@@ -288,6 +292,7 @@ impl QemuConfig {
             offloads: true,
             rng: false,
             watchdog: None,
+            display: false,
             agent: false,
             name: "plover".into(),
             monitor_only: false,
@@ -310,8 +315,33 @@ impl QemuConfig {
         }
     }
 
-    /// Pages of the guest's memory: the machine's RAM, and behind it the flash memory of UEFI.
+    /// Where in the guest's memory the machine's RAM is.
+    pub(crate) fn machine_ram(&self) -> Range<u64> {
+        0..self.machine_ram_bytes() as u64
+    }
+
+    /// Where in the guest's memory, behind the machine's RAM, that of devices is, and the request that gives it to them: the
+    /// flash memory of UEFI, and the display's.
+    pub(crate) fn device_memory(&self) -> Vec<(Op, Range<u64>)> {
+        let display = if self.display { DISPLAY_BYTES } else { 0 };
+        let mut end = self.machine_ram().end;
+        let parts = [(Op::Flash, self.flash_bytes()), (Op::Display, display)];
+        let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+        let place = |(op, bytes)| {
+            let start = end;
+            end += bytes as u64;
+            (op, start..end)
+        };
+        parts.map(place).collect()
+    }
+
+    /// Pages of the guest's memory: the machine's RAM, and behind it that of devices.
     pub fn ram_pages(&self) -> u32 {
-        ((self.machine_ram_bytes() + self.flash_bytes()) / PAGE_BYTES) as u32
+        let devices = self.device_memory();
+        let last = devices.last().map(|(_, part)| part.end);
+        (last.unwrap_or(self.machine_ram().end) / PAGE_BYTES as u64) as u32
     }
 }
+
+/// Bytes of the memory of QEMU's VGA card (its `vgamem_mb`).
+const DISPLAY_BYTES: usize = 16 << 20;

@@ -1,15 +1,16 @@
 //! Devices that a guest may have or lack, each with a guest of one sector that drives it.
 
-use crate::common::{GUEST_MAC, Guest, assert_equal, disk, sync};
+use crate::common::{GUEST_MAC, Guest, Viewer, assert_equal, disk, sync};
 use plover_disk::{DiskSpec, Disks};
 use plover_types::DISK_BLOCK_BYTES;
 use plover_vm::{
     Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent, Watchdog,
 };
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Assembles a boot sector of `tests/sectors`.
 fn sector(name: &str, dir: &Path) -> Vec<u8> {
@@ -101,31 +102,36 @@ fn a_guest_reads_its_cd_on_the_other_host() {
     }
 }
 
-/// A watchdog that was started in one guest reboots the other one, which has its state from a syncvm only.
-fn a_started_watchdog_goes_on(machine: Machine, watchdog: Watchdog) {
-    let dir = tempfile::tempdir().unwrap();
-    let code = sector(watchdog.name(), dir.path());
+/// Two guests with a small disk each. The first boots `code`; the other does nothing until it is overwritten.
+fn pair(dir: &Path, code: &[u8], config: &QemuConfig) -> (Guest, Guest) {
     let new = |name: &str| {
-        let mut disks = disk(dir.path(), name, 256 * DISK_BLOCK_BYTES as u64);
+        let mut disks = disk(dir, name, 256 * DISK_BLOCK_BYTES as u64);
         let file = std::fs::File::options()
             .write(true)
-            .open(dir.path().join(name))
+            .open(dir.join(name))
             .unwrap();
-        // The other one's does nothing (hlt; jmp), until it is overwritten.
+        // (hlt; jmp)
         let code: &[u8] = if name == "a" {
-            &code
+            code
         } else {
             &[0xf4, 0xeb, 0xfd]
         };
         file.write_all_at(code, 0).unwrap();
         file.write_all_at(&[0x55, 0xaa], 510).unwrap();
-        let config = QemuConfig {
-            watchdog: Some(watchdog),
-            ..guest_of(machine, vec![DiskDevice::default()])
-        };
-        Guest::start_with(config, Some(disks.attach().unwrap()))
+        Guest::start_with(config.clone(), Some(disks.attach().unwrap()))
     };
-    let (mut a, mut b) = (new("a"), new("b"));
+    (new("a"), new("b"))
+}
+
+/// A watchdog that was started in one guest reboots the other one, which has its state from a syncvm only.
+fn a_started_watchdog_goes_on(machine: Machine, watchdog: Watchdog) {
+    let dir = tempfile::tempdir().unwrap();
+    let code = sector(watchdog.name(), dir.path());
+    let config = QemuConfig {
+        watchdog: Some(watchdog),
+        ..guest_of(machine, vec![DiskDevice::default()])
+    };
+    let (mut a, mut b) = pair(dir.path(), &code, &config);
     a.order(VmCommand::Resume);
     a.wait_console("armed");
     b.order(VmCommand::Resume);
@@ -144,4 +150,64 @@ fn a_watchdog_of_the_chip_set_goes_on() {
 fn a_watchdog_on_pci_goes_on() {
     a_started_watchdog_goes_on(Machine::Q35, Watchdog::I6300esb);
     a_started_watchdog_goes_on(Machine::Pc, Watchdog::I6300esb);
+}
+
+/// What a guest has drawn is on the other one's display after a syncvm, when the first guest is gone, and its keyboard goes on.
+#[test]
+fn a_display_goes_on_on_another_host() {
+    for machine in [Machine::Pc, Machine::Q35] {
+        let dir = tempfile::tempdir().unwrap();
+        let code = sector("display", dir.path());
+        let config = QemuConfig {
+            display: true,
+            ..guest_of(machine, vec![DiskDevice::default()])
+        };
+        let (mut a, mut b) = pair(dir.path(), &code, &config);
+        a.order(VmCommand::Resume);
+        a.wait_console("drawn");
+        b.order(VmCommand::Resume);
+        let mut viewer = look_at(&mut a);
+        let first = colour(&mut viewer, None);
+        let second = press(&mut a, &mut viewer, first);
+        for full in [true, false] {
+            sync(&mut a, &mut b, full);
+            assert_equal(&a, &b);
+            a.order(VmCommand::Resume);
+            b.order(VmCommand::Resume);
+        }
+        a.vm.kill();
+        assert!(viewer.picture().is_err(), "its guest is gone");
+        let mut viewer = look_at(&mut b);
+        assert_eq!(colour(&mut viewer, None), second);
+        press(&mut b, &mut viewer, second);
+    }
+}
+
+fn look_at(guest: &mut Guest) -> Viewer<UnixStream> {
+    let (viewer, server) = UnixStream::pair().unwrap();
+    guest.vm.show_display(server.into()).unwrap();
+    Viewer::new(viewer).unwrap()
+}
+
+/// Waits until the picture is of one colour, another than before. (It follows the guest's memory a little later.)
+fn colour(viewer: &mut Viewer<UnixStream>, before: Option<[u8; 4]>) -> [u8; 4] {
+    let begin = Instant::now();
+    loop {
+        let picture = viewer.picture().unwrap();
+        let mut points = picture.chunks_exact(4);
+        let first = points.next().unwrap();
+        if points.all(|point| point == first) && before.is_none_or(|before| before != first) {
+            return first.try_into().unwrap();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "no new colour");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Presses a key. Returns the colour that the guest has drawn then.
+fn press(guest: &mut Guest, viewer: &mut Viewer<UnixStream>, before: [u8; 4]) -> [u8; 4] {
+    guest.console.clear();
+    viewer.press(u32::from(b'x')).unwrap();
+    guest.wait_console("drawn");
+    colour(viewer, Some(before))
 }

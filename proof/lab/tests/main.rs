@@ -16,6 +16,7 @@ mod disk_buses;
 mod disk_faults;
 mod disk_resume;
 mod disk_slow;
+mod display;
 mod down;
 mod drill;
 mod faults;

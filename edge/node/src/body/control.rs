@@ -12,7 +12,7 @@ use plover_replica::{Event, Role};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
 use serde_json::{Value, json};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{SendError, Sender};
 
 impl Body {
     pub(super) fn take_control(&mut self) -> Result<(), BoxError> {
@@ -45,7 +45,20 @@ impl Body {
                     let _ = reply.send(self.backup.running(number));
                 }
                 Request::Restored { guest, step } => self.go_on_restoring(guest, step)?,
-                Request::AskStatus { of, reply } => self.ask(of, &Op::Status, None, reply),
+                Request::Ask { of, op, reply } => self.ask(of, &op, None, reply),
+                Request::View { reply } => {
+                    if let Err(SendError(Ok((number, _)))) = reply.send(self.seat_viewer()) {
+                        self.viewer_left(number);
+                    }
+                }
+                Request::Passed { to, id, passed } => {
+                    let answer = match passed {
+                        true => json!({"ok": true}),
+                        false => json!({"error": "the viewer has gone"}),
+                    };
+                    self.tell_answer(to, id, &answer);
+                }
+                Request::ViewerLeft { number } => self.viewer_left(number),
                 Request::Typed(bytes) => self.typed(bytes)?,
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
                     self.ask_leader(&op, None, reply);
@@ -65,6 +78,26 @@ impl Body {
     pub(super) fn request(&mut self, op: Op, asker: Asker) -> Result<(), BoxError> {
         if let Op::Guest { order } = op {
             return self.ask_agent(order, asker);
+        }
+        if let Asker::There(peer, id) = asker {
+            match &op {
+                Op::Look { viewer } => {
+                    let answer = self.look_from(peer, *viewer);
+                    self.tell_answer(peer, id, &answer);
+                    return Ok(());
+                }
+                Op::Viewed {
+                    viewer,
+                    to_guest,
+                    bytes,
+                } => {
+                    if let Some(answer) = self.pass_on(peer, id, (*viewer, *to_guest), bytes) {
+                        self.tell_answer(peer, id, &answer);
+                    }
+                    return Ok(());
+                }
+                _ => {}
+            }
         }
         match op.into_input() {
             Ok(input) => self.give_input(input, asker),
@@ -115,6 +148,7 @@ impl Body {
                 json!({"ok": true})
             }
             Op::Console
+            | Op::Display
             | Op::Backup { .. }
             | Op::BackupDisk { .. }
             | Op::BackupMemory { .. }
@@ -139,7 +173,9 @@ impl Body {
             Op::Guest { .. } => {
                 json!({"error": "a request to the guest's agent is answered when the agent has"})
             }
-            Op::Stops => json!({"error": "this is what replicas tell each other"}),
+            Op::Stops | Op::Look { .. } | Op::Viewed { .. } => {
+                json!({"error": "this is what replicas tell each other"})
+            }
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
     }

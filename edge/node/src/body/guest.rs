@@ -443,6 +443,7 @@ impl Body {
         self.show(why.as_bytes());
         self.console.clear();
         self.close_consoles_elsewhere();
+        self.hide_display();
     }
 
     /// A message that this replica `does_not`, and which one leads instead, if known.

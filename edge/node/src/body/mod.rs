@@ -5,6 +5,7 @@ mod answers;
 mod backup;
 mod carry_out;
 mod control;
+mod display;
 mod ending;
 mod failover;
 mod guest;
@@ -25,6 +26,7 @@ mod work;
 use self::agent::AgentLine;
 use self::answers::Answers;
 use self::backup::Backup;
+use self::display::Viewers;
 use self::ending::Ending;
 use self::failover::Failover;
 use self::inputs::Inputs;
@@ -191,6 +193,7 @@ struct Body {
     /// How this replica last took over.
     failover: Failover,
     relay: Relay,
+    viewers: Viewers,
     given: Inputs,
     backup: Backup,
     resizing: Resizing,

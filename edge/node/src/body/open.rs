@@ -3,6 +3,7 @@
 use super::agent::AgentLine;
 use super::answers::Answers;
 use super::backup::Backup;
+use super::display::Viewers;
 use super::failover::Failover;
 use super::inputs::Inputs;
 use super::printed::Printed;
@@ -167,6 +168,7 @@ impl Body {
             leaving: None,
             failover: Failover::default(),
             relay: Relay::default(),
+            viewers: Viewers::default(),
             given: Inputs::default(),
             backup: Backup::default(),
             resizing: Resizing::default(),

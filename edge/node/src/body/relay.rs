@@ -73,14 +73,17 @@ impl Body {
         match status.leader.filter(|leader| *leader != status.id) {
             Some(leader) => self.ask(leader, op, output, reply),
             None => {
-                let why = format!(
-                    "replica {} does not lead and knows of no leader at present: try again in a moment, and see \
-                     `plover status`",
-                    status.id.0
-                );
-                let _ = reply.send(json!({"error": why}));
+                let _ = reply.send(json!({"error": self.knows_no_leader()}));
             }
         }
+    }
+
+    pub(super) fn knows_no_leader(&self) -> String {
+        format!(
+            "replica {} does not lead and knows of no leader at present: try again in a moment, and see \
+             `plover status`",
+            self.config.group.me
+        )
     }
 
     /// Sends a request to another replica.

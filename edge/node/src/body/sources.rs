@@ -117,6 +117,7 @@ impl Body {
         }
         self.packer.begin_anew(peer);
         self.relay_lost(peer);
+        self.viewers_lost(peer);
         if up {
             self.relay.is_back(peer);
         }

@@ -123,6 +123,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
             "guest.offloads",
             "guest.rng",
             "guest.watchdog",
+            "guest.display",
             "guest.agent",
             "guest.uuid",
             "guest.clock",

@@ -70,6 +70,7 @@ impl ReplicaConfig {
         config.offloads = guest.offloads;
         config.rng = guest.rng;
         config.watchdog = guest.watchdog;
+        config.display = guest.display;
         config.agent = guest.agent;
         config.name = format!("{}-{}", self.group.name, self.group.me);
         let usual = Ends::default();

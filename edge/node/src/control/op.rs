@@ -112,6 +112,17 @@ pub(crate) enum Op {
     CrashInArea { area: plover_replica::Area },
     /// Attach to the guest's console.
     Console,
+    /// Look at the guest's display.
+    Display,
+    /// The word of a replica to the leader: a viewer of its host looks at the display. It numbers its viewers.
+    Look { viewer: u64 },
+    /// The word of a replica to another: bytes between a viewer and the guest, in base64; none at their end. It is answered
+    /// when they are passed on.
+    Viewed {
+        viewer: u64,
+        to_guest: bool,
+        bytes: String,
+    },
     /// Ask the agent in the guest. The answer is what it has returned.
     Guest { order: GuestOrder },
     /// Type this on the guest's console. The answer says whether the guest has it for sure.
@@ -124,6 +135,8 @@ impl Op {
         matches!(
             self,
             Self::Console
+                | Self::Display
+                | Self::Look { .. }
                 | Self::Switchover { .. }
                 | Self::Member { .. }
                 | Self::DiskGrow { .. }
@@ -144,6 +157,8 @@ impl Op {
                 | Self::DiskGrow { .. }
                 | Self::DiskTell { .. }
                 | Self::Guest { .. }
+                | Self::Look { .. }
+                | Self::Viewed { .. }
         ) || self.is_an_input()
     }
 

@@ -174,6 +174,13 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         }
         line.option("-action", "watchdog=reset");
     }
+    if config.display {
+        // It listens nowhere: each viewer is a socket that QEMU is given.
+        line.option("-vnc", "none");
+        line.option("-device", "VGA");
+        line.option("-device", "qemu-xhci");
+        line.option("-device", "usb-tablet");
+    }
     boot(&mut line, &config.boot);
     // Not to run before the first `cont`.
     line.flag("-S");

@@ -7,7 +7,7 @@
 
 use super::orders::Purpose;
 use crate::VmError;
-use plover_agent::{Op, Order, Reply, flash_request, load_order, order, request};
+use plover_agent::{Op, Order, Reply, load_order, order, place_request, request};
 use plover_types::Micros;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -108,9 +108,15 @@ impl AgentLink {
         self.send(op, &request(op, addr, len))
     }
 
-    /// Asks for other memory in the place of a flash chip's; see [`flash_request`].
-    pub(crate) fn ask_for_flash(&mut self, file: u32, at: u64, bytes: u32) -> std::io::Result<()> {
-        self.send(Op::Flash, &flash_request(file, at, bytes))
+    /// Asks for other memory in the place of a device's; see [`place_request`].
+    pub(crate) fn ask_to_place(
+        &mut self,
+        op: Op,
+        file: u32,
+        at: u64,
+        bytes: u32,
+    ) -> std::io::Result<()> {
+        self.send(op, &place_request(op, file, at, bytes))
     }
 
     /// Asks for the agent's hello and waits for it. Returns its value.

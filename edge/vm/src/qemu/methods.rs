@@ -157,7 +157,7 @@ impl QemuVm {
             (Some(disks), Some(block)) => disks.direct().write(block, from),
             _ => {
                 self.ram.write(page, from);
-                // No code runs from the flash memory behind the machine's RAM.
+                // No code runs from the memory of devices, behind the machine's RAM.
                 if (page.0 as usize) < self.config.machine_ram_bytes() / PAGE_BYTES {
                     self.loads.overwrote(page);
                 }

@@ -9,6 +9,7 @@
 //!   console ◄────────►│ UART                                 │
 //!   RAM (memfd) ══════│ guest RAM   device state (memfd) ════│
 //!   disks (NBD) ◄────►│ virtio-blk, SCSI, IDE                │
+//!   viewers ─────────►│ VNC server, VGA (memory above)       │
 //!   pidfd, stderr ◄───│                                      │
 //!                     └──────────────────────────────────────┘
 //! ```
@@ -36,6 +37,7 @@
 
 mod command_line;
 mod disks;
+mod display;
 pub(crate) mod links;
 mod load;
 mod methods;
@@ -124,7 +126,9 @@ pub struct QemuVm {
     order_end: i32,
     /// Whether QEMU takes orders over `order_link`.
     direct: bool,
-    /// Of the machine's RAM and of flash memory, once the guest has started.
+    /// How many devices have memory of the guest's in the place of their own.
+    placed: usize,
+    /// Of the machine's RAM and of each of these, once the guest has started.
     trackers: Vec<DirtyTracker>,
     /// Where in QEMU the part lies that the agent makes a tracker for.
     tracked_next: u64,

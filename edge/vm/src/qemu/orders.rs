@@ -34,6 +34,8 @@ pub(super) enum Purpose {
     StopForReset,
     /// A step of giving this disk another size.
     Resize(usize, &'static str),
+    /// To give the display to a viewer.
+    Viewer,
     /// To learn whether the main loop runs.
     Probe,
     /// To learn why the guest stopped without an order.
@@ -272,7 +274,13 @@ impl QemuVm {
                 | Purpose::Features,
                 Err(error),
             ) => self.give_up(&format!("QEMU did not start: {error}")),
-            (Purpose::Quiet(_), Ok(_)) => {}
+            (Purpose::Quiet(_) | Purpose::Viewer, Ok(_)) => {}
+            (Purpose::Viewer, Err(error)) => {
+                tracing::warn!(
+                    event = "viewer_refused",
+                    "QEMU does not show the display to a viewer, and has closed its connection: {error}"
+                );
+            }
             (Purpose::Quiet(command), Err(error)) => {
                 self.failed(command, &error);
             }

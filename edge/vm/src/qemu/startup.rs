@@ -34,10 +34,6 @@ use std::ops::Range;
 /// bulk lane takes 8 MiB.
 const FEED_BYTES_MAX: usize = 2 << 20;
 
-/// A QEMU that exports too little for UEFI's variables.
-const NO_FLASH: &str = "the variables of UEFI cannot be made memory of the guest with this QEMU; use a build with modules (the \
-                        qemu-system packages of Debian, Ubuntu and Fedora)";
-
 impl QemuVm {
     /// Starts QEMU; `disks` are those of [`QemuConfig::disks`]. [`VmEvent::Started`] follows when QEMU
     /// is ready. The guest does not run before the first [`crate::VmCommand::Resume`].
@@ -133,6 +129,7 @@ impl QemuVm {
             order_link,
             order_end: order_end.as_raw_fd(),
             direct: false,
+            placed: 0,
             trackers: Vec::new(),
             tracked_next: 0,
             clean: Channel::default(),
@@ -244,10 +241,13 @@ impl QemuVm {
                 self.heard.agent = true;
                 self.track_if_ready();
             }
-            Op::Flash if answer.reply.status != 0 => {
-                self.give_up(&format!("{NO_FLASH}: {status}"));
+            Op::Flash | Op::Display if answer.reply.status != 0 => {
+                self.cannot_place(answer.to, &status);
             }
-            Op::Flash => self.ask_to_track(),
+            Op::Flash | Op::Display => {
+                self.placed += 1;
+                self.place_or_track();
+            }
             Op::Track => match answer.fd {
                 Some(fd) if answer.reply.status == 0 => self.tracking(fd),
                 _ => self.give_up(&format!(
@@ -275,33 +275,49 @@ impl QemuVm {
             return;
         }
         self.phase = Phase::Track;
-        if self.config.flash_bytes() == 0 {
+        self.place_or_track();
+    }
+
+    /// Asks for the first memory of a device that is not in its place, or for a tracker if all is.
+    fn place_or_track(&mut self) {
+        let devices = self.config.device_memory();
+        let Some((op, part)) = devices.get(self.placed) else {
             return self.ask_to_track();
-        }
+        };
         if !self.direct {
-            return self.give_up(NO_FLASH);
+            return self.cannot_place(*op, &std::io::ErrorKind::Unsupported.into());
         }
         let file = self.ram.fd().as_raw_fd() as u32;
-        let chip = self.part(1);
-        let bytes = (chip.end - chip.start) as u32;
-        let asked = self.agent.ask_for_flash(file, chip.start, bytes);
-        if let Err(error) = asked {
+        let bytes = (part.end - part.start) as u32;
+        if let Err(error) = self.agent.ask_to_place(*op, file, part.start, bytes) {
             self.give_up(&format!("asking the agent: {error}"));
         }
     }
 
-    /// The bytes of the guest's memory that one tracker tracks: the machine's RAM, or flash memory.
-    fn part(&self, number: usize) -> Range<u64> {
-        let ram = self.config.machine_ram_bytes() as u64;
-        match number {
-            0 => 0..ram,
-            _ => ram..ram + self.config.flash_bytes() as u64,
-        }
+    fn cannot_place(&mut self, op: Op, why: &std::io::Error) {
+        let what = match op {
+            Op::Display => "the picture of its display",
+            _ => "the variables of UEFI",
+        };
+        self.give_up(&format!(
+            "{what} cannot be made memory of the guest with this QEMU: {why}; use a build with modules (the qemu-system \
+             packages of Debian, Ubuntu and Fedora)"
+        ));
+    }
+
+    /// The part of the guest's memory that the next tracker tracks: the machine's RAM, or a device's memory. `None`: all
+    /// have one.
+    fn untracked(&self) -> Option<Range<u64>> {
+        let devices = self.config.device_memory().into_iter();
+        let mut parts = std::iter::once(self.config.machine_ram()).chain(devices.map(|it| it.1));
+        parts.nth(self.trackers.len())
     }
 
     /// Asks for the tracker of the first part that has none.
     fn ask_to_track(&mut self) {
-        let part = self.part(self.trackers.len());
+        let Some(part) = self.untracked() else {
+            return;
+        };
         let bytes = part.end - part.start;
         let asked = self
             .ram
@@ -322,7 +338,9 @@ impl QemuVm {
 
     fn tracking(&mut self, userfaultfd: OwnedFd) {
         let pid = self.process.pid();
-        let part = self.part(self.trackers.len());
+        let Some(part) = self.untracked() else {
+            return self.give_up("the agent tracks more than it was asked to");
+        };
         let bytes = (part.end - part.start) as usize;
         let first = PageNo((part.start / PAGE_BYTES as u64) as u32);
         let is_kvm = self.accel == Accel::Kvm;
@@ -331,7 +349,7 @@ impl QemuVm {
             Ok(tracker) => self.trackers.push(tracker),
             Err(error) => return self.give_up(&error.to_string()),
         }
-        if self.trackers.len() == 1 && self.config.flash_bytes() > 0 {
+        if self.untracked().is_some() {
             self.ask_to_track();
         } else if self.direct {
             self.take_orders();
@@ -366,10 +384,10 @@ impl QemuVm {
     }
 }
 
-/// The guest's memory: the machine's RAM, all zero, and behind it what the flash memory of UEFI holds.
+/// The guest's memory: all zero, but for the flash memory of UEFI.
 fn memory(config: &QemuConfig) -> Result<Ram, VmError> {
     let ram = config.machine_ram_bytes();
-    let mut memory = Ram::new(ram + config.flash_bytes())?;
+    let mut memory = Ram::new(config.ram_pages() as usize * PAGE_BYTES)?;
     let Some(new) = config.firmware.new_variables() else {
         return Ok(memory);
     };

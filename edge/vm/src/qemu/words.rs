@@ -37,7 +37,7 @@ impl QemuVm {
             false => made.machine_type.clone(),
         };
         let mut needed = vec![format!(
-            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}{}",
+            "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}{}{}",
             self.accel,
             config.vcpus,
             config.mac,
@@ -49,6 +49,7 @@ impl QemuVm {
                 None => String::new(),
                 Some(watchdog) => format!(", {}", watchdog.name()),
             },
+            if config.display { ", display" } else { "" },
             match config.firmware {
                 Firmware::Bios => String::new(),
                 uefi => format!(", {}", uefi.name()),

@@ -2,6 +2,7 @@
 //! and frames that a guest answers.
 
 mod frames;
+mod viewer;
 
 pub use frames::{arp_reply, arp_request, ping, pong};
 use plover_disk::{Attachment, DiskSpec, Disks};
@@ -13,6 +14,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
+pub use viewer::Viewer;
 
 /// The guest's address in every test.
 pub const GUEST_IP: [u8; 4] = [10, 77, 0, 100];

@@ -1,6 +1,6 @@
 //! All devices but disks and network cards.
 
-use super::At;
+use super::{At, display};
 use crate::import::account::{Said, changed, ignored, kept, not_missed, refused};
 use crate::import::domain::Domain;
 use plover_vm::{DiskBus, Machine};
@@ -29,17 +29,9 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
         },
         "parallel" => refused("parallel", "Plover has no parallel port"),
         "channel" => channel(at, device),
-        "input" if is("bus") == "ps2" => kept("part of the machine; nothing is typed on it"),
-        "input" | "graphics" | "video"
-            if child_attribute(device, "model", "type") == Some("none") =>
-        {
-            kept("")
-        }
-        "input" | "graphics" | "video" => refused(
-            "graphics",
-            "Plover shows no display and takes no keyboard or mouse: use the serial console (console=ttyS0 in the guest, then \
-             `plover console`) or the network",
-        ),
+        "input" => display::input(at, device),
+        "graphics" => display::graphics(at, device),
+        "video" => display::video(at, device),
         "sound" => refused("sound", "Plover has no sound"),
         "audio" if is("type") == "none" => kept(""),
         "audio" => refused("sound", "Plover has no sound"),
@@ -55,10 +47,9 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
         "panic" if ["", "isa", "pvpanic"].contains(&is("model")) => kept("a pvpanic device"),
         "panic" => refused("panic", "only a pvpanic device tells Plover of a crash"),
         "hostdev" => refused("hostdev", "a device of one host is not on the others"),
-        "redirdev" | "redirfilter" | "hub" | "smartcard" => refused(
-            "usb",
-            "Plover has no USB bus, and a device of one client cannot move to another host",
-        ),
+        "redirdev" | "redirfilter" | "hub" | "smartcard" => {
+            refused("usb", "a device of one client cannot move to another host")
+        }
         "filesystem" => refused(
             "filesystem",
             "a folder of the old host is not on the others: copy it onto a disk, or mount it by network",
@@ -106,7 +97,9 @@ fn controller(domain: &Domain<'_>, at: &At<'_, '_>, device: Node<'_, '_>) -> Opt
         }
         "pci" => changed("Plover's devices are on the root bus"),
         "usb" if model == "none" => kept(""),
-        "usb" => not_missed("usb", "Plover has no USB bus"),
+        "usb" if !display::has_display(device) => not_missed("usb", "Plover has no USB bus"),
+        "usb" if model == "qemu-xhci" => kept("the display's pointer is on it"),
+        "usb" => changed("the display's pointer is on a qemu-xhci"),
         "virtio-serial" => not_missed(
             "virtio-serial",
             "it is there for channels, which have their own line",
@@ -207,9 +200,9 @@ fn channel(at: &At<'_, '_>, device: Node<'_, '_>) -> Said {
         Some(name)
             if name.starts_with("com.redhat.spice") || name.starts_with("org.qemu.vdagent") =>
         {
-            refused(
-                "graphics",
-                "Plover shows no display, so nothing is to be copied and pasted",
+            not_missed(
+                "clipboard",
+                "viewers of VNC copy and paste nothing between guest and desk",
             )
         }
         _ => refused(

@@ -6,6 +6,7 @@
 mod cpu;
 mod devices;
 mod disks;
+mod display;
 mod nics;
 
 use super::account::{Said, changed, ignored, is_below, kept, name_of, not_missed, refused};

@@ -1,0 +1,167 @@
+//! The bytes between a viewer of the guest's display and QEMU, which speak the protocol of VNC with each other.
+//!
+//! ```text
+//!   viewer ── control.sock ──▶ leader ── a socket ──▶ QEMU
+//!   viewer ── control.sock ──▶ replica 2 ── Ask(Viewed) ──▶ leader ── a socket ──▶ QEMU
+//! ```
+//!
+//! Between two replicas each direction is a chain of requests: one is answered when its bytes are passed on, and only then
+//! the next one is sent. So a viewer that is slow takes memory of one request, and slows nobody else down.
+//!
+//! All of it runs on threads of its own. The loop hands requests to them and sends their answers.
+
+use crate::control::{Op, Request, StopHandle};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use plover_types::ReplicaId;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+/// The most bytes of one request.
+const PART_BYTES_MAX: usize = 24 << 10;
+
+/// One that takes nothing for this long is not served any more.
+const TAKES_WITHIN: Duration = Duration::from_secs(20);
+
+/// A little longer than the other replica waits for its end.
+const ANSWER_WITHIN: Duration = Duration::from_secs(25);
+
+/// Bytes that another replica has asked this one to pass on, and the number of its request.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub bytes: Vec<u8>,
+    pub id: u64,
+}
+
+/// A viewer at one replica of a display at another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// The replica at the other end.
+    pub peer: ReplicaId,
+    /// Names the viewer among those of the replica that it looks from.
+    pub viewer: u64,
+    /// Whether this replica has the viewer, and sends what is for the guest.
+    pub to_guest: bool,
+}
+
+/// Where a viewer's bytes go.
+#[derive(Debug)]
+pub(crate) enum Seat {
+    /// To QEMU on this host.
+    Here(UnixStream),
+    /// To the replica that leads.
+    There(Route, Receiver<Part>),
+}
+
+/// A viewer as the loop knows it, by a number.
+#[derive(Debug)]
+pub(crate) struct View {
+    /// This process's end of QEMU's socket, where it has one.
+    pub guest: Option<UnixStream>,
+    /// Where it is not both here: the route, and the thread that passes parts on.
+    pub route: Option<(Route, SyncSender<Part>)>,
+}
+
+impl View {
+    /// Closes it. Its threads end, and tell the other replica.
+    pub fn close(&self) {
+        if let Some(guest) = &self.guest {
+            // Fails only where QEMU has closed it.
+            let _ = guest.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// One part at a time: the sender waits for its answer.
+pub(crate) fn parts() -> (SyncSender<Part>, Receiver<Part>) {
+    sync_channel(1)
+}
+
+/// Carries bytes between two sockets until either is closed.
+pub(crate) fn join(viewer: &UnixStream, guest: &UnixStream) -> io::Result<()> {
+    for end in [viewer, guest] {
+        end.set_write_timeout(Some(TAKES_WITHIN))?;
+    }
+    let carry = |mut from: &UnixStream, mut to: &UnixStream| {
+        let carried = io::copy(&mut from, &mut to);
+        for end in [from, to] {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        carried.map(|_| ())
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| carry(guest, viewer));
+        carry(viewer, guest)
+    })
+}
+
+/// Carries the bytes of the viewer with this number between a socket and another replica until either end is closed.
+pub(crate) fn carry(
+    number: u64,
+    stream: &UnixStream,
+    route: Route,
+    parts: Receiver<Part>,
+    handle: &StopHandle,
+) -> io::Result<()> {
+    stream.set_write_timeout(Some(TAKES_WITHIN))?;
+    std::thread::scope(|scope| {
+        scope.spawn(move || pass_on(stream, route, parts, handle));
+        let mut bytes = vec![0; PART_BYTES_MAX];
+        let mut from = stream;
+        while let Ok(got @ 1..) = from.read(&mut bytes) {
+            if !send(handle, route, &bytes[..got]) {
+                break;
+            }
+        }
+        let _ = stream.shutdown(Shutdown::Both);
+        // The end of the bytes. The other replica may have sent its own.
+        send(handle, route, &[]);
+        // The loop drops its end of `parts`, if the other replica has no more to say.
+        handle.viewer_left(number);
+    });
+    Ok(())
+}
+
+/// Writes what comes from the other replica, and answers it.
+fn pass_on(mut to: &UnixStream, route: Route, parts: Receiver<Part>, handle: &StopHandle) {
+    for part in parts {
+        let passed = !part.bytes.is_empty() && to.write_all(&part.bytes).is_ok();
+        handle.send(Request::Passed {
+            to: route.peer,
+            id: part.id,
+            passed,
+        });
+        if !passed {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Sends one part to the other replica. Returns whether it has passed it on.
+fn send(handle: &StopHandle, route: Route, bytes: &[u8]) -> bool {
+    let (reply, answer) = channel();
+    handle.send(Request::Ask {
+        of: route.peer,
+        op: Op::Viewed {
+            viewer: route.viewer,
+            to_guest: route.to_guest,
+            bytes: BASE64_STANDARD.encode(bytes),
+        },
+        reply,
+    });
+    let answer = answer.recv_timeout(ANSWER_WITHIN);
+    answer.is_ok_and(|answer| answer.get("error").is_none())
+}
+
+/// The bytes of an [`Op::Viewed`].
+pub(crate) fn decode(bytes: &str) -> Result<Vec<u8>, String> {
+    match BASE64_STANDARD.decode(bytes) {
+        Ok(bytes) if bytes.len() <= PART_BYTES_MAX => Ok(bytes),
+        Ok(bytes) => Err(format!("{} bytes in one request", bytes.len())),
+        Err(error) => Err(error.to_string()),
+    }
+}

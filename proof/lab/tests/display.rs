@@ -1,0 +1,144 @@
+//! The guest's display from any host, and over the loss of its leader (docs/decisions/0069).
+
+#[path = "../../../edge/vm/tests/common/viewer.rs"]
+mod viewer;
+
+use anyhow::{Context, Result, ensure};
+use plover_lab::options::Options;
+use plover_lab::progress::Progress;
+use plover_lab::state::LabDir;
+use plover_lab::{Lab, guests::Guest};
+use plover_lab_proof::{ask_guest, kill_leader, overlay, program, prove_on, role, wait_for};
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use viewer::Viewer;
+
+const OVERLAY: &str = "
+[guest]
+display = true
+";
+
+/// Draws on the guest's screen, without a cursor, which QEMU would let blink.
+const DRAW: &str = "printf '\\033[2J\\033[H\\033[?25lplo''ver' > /dev/tty0; echo dra''wn";
+
+/// A key that prints nothing: Shift.
+const KEY: u32 = 0xffe1;
+
+/// How long a picture is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `plover display` on the host of a replica.
+struct Shown {
+    process: Child,
+    address: String,
+}
+
+impl Shown {
+    fn on(lab: &Lab, id: u8) -> Result<Self> {
+        let run_dir = LabDir::of(lab.name()).replica(id).run_dir();
+        let mut process = Command::new(program())
+            .args(["display", "--listen", "127.0.0.1:0", "--run-dir"])
+            .arg(run_dir)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        let said = process.stdout.take().context("its output")?;
+        BufReader::new(said).read_line(&mut line)?;
+        let mut words = line.split_whitespace();
+        let address = words.find(|word| word.starts_with("127.0.0.1:"));
+        let address = address
+            .with_context(|| format!("it said {line:?}"))?
+            .to_owned();
+        Ok(Self { process, address })
+    }
+
+    fn look(&self) -> Result<Viewer<TcpStream>> {
+        let server = TcpStream::connect(&self.address)?;
+        server.set_read_timeout(Some(PATIENCE))?;
+        Ok(Viewer::new(server)?)
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// How often the guest's keyboard has asked for its processor.
+fn keys(lab: &Lab) -> Result<u64> {
+    let told = ask_guest(
+        lab,
+        "grep i8042 /proc/interrupts | head -n 1; echo to''ld",
+        "told",
+    )?;
+    let line = told.lines().find(|line| line.contains("IO-APIC"));
+    let count = line.and_then(|line| line.split_whitespace().nth(1));
+    let count = count.with_context(|| format!("no keyboard in {told:?}"))?;
+    Ok(count.parse()?)
+}
+
+/// Waits until this viewer sees the picture.
+fn sees(viewer: &mut Viewer<TcpStream>, picture: &[u8], progress: &Progress) -> Result<()> {
+    wait_for(progress, "the picture is there", || {
+        Ok(viewer.picture()? == picture)
+    })
+}
+
+fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
+    let leader = lab.find(&role("leader"))?;
+    let shown: Vec<_> = lab
+        .ids()
+        .map(|id| Ok((id, Shown::on(lab, id)?)))
+        .collect::<Result<_>>()?;
+    let mut there = shown[0].1.look()?;
+    let before = there.picture()?;
+    ask_guest(lab, DRAW, "drawn")?;
+    // Nothing is drawn afterwards, so that what stands still is the whole of it.
+    let mut picture = before.clone();
+    wait_for(progress, "the guest has drawn", || {
+        let last = std::mem::replace(&mut picture, there.picture()?);
+        Ok(picture != before && picture == last)
+    })?;
+    let mut viewers = Vec::new();
+    for (id, shown) in &shown {
+        let mut viewer = shown.look()?;
+        sees(&mut viewer, &picture, progress)?;
+        let before = keys(lab)?;
+        viewer.press(KEY)?;
+        wait_for(progress, "the key is pressed", || Ok(keys(lab)? > before))?;
+        progress.say(format!("replica {id}: shows the display, and takes a key"));
+        viewers.push((*id, viewer));
+    }
+    kill_leader(lab, progress)?;
+    for (id, viewer) in &mut viewers {
+        ensure!(
+            viewer.picture().is_err(),
+            "replica {id} shows a guest that is gone"
+        );
+    }
+    for (id, shown) in shown.iter().filter(|(id, _)| *id != leader) {
+        let mut viewer = shown.look()?;
+        sees(&mut viewer, &picture, progress)?;
+        let before = keys(lab)?;
+        viewer.press(KEY)?;
+        wait_for(progress, "the key is pressed", || Ok(keys(lab)? > before))?;
+        progress.say(format!("replica {id}: shows it again"));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_display_is_seen_from_every_host_and_outlives_its_leader() {
+    let overlay = overlay(OVERLAY);
+    let options = Options {
+        guest: Guest::Redis,
+        machine: Some("q35".into()),
+        overlay: Some(overlay.to_path_buf()),
+        ..Options::default()
+    };
+    prove_on("t-display", options, looks_from_everywhere);
+}
