@@ -3,9 +3,9 @@
 use crate::output;
 use anyhow::{Result, bail};
 use plover_lab::control::Control;
+use plover_node::join_sockets;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -34,7 +34,9 @@ pub fn serve(listen: SocketAddr, control: &Control) -> Result<ExitCode> {
         let (viewer, control) = (viewer?, control.clone());
         std::thread::spawn(move || {
             let shown = match control.display() {
-                Ok(display) => join(&viewer, &display),
+                Ok(display) => viewer
+                    .set_nodelay(true)
+                    .and_then(|()| join_sockets(&viewer, &display)),
                 Err(why) => {
                     eprintln!("plover: a viewer sees nothing: {why}");
                     refuse(viewer, &why.to_string())
@@ -45,21 +47,6 @@ pub fn serve(listen: SocketAddr, control: &Control) -> Result<ExitCode> {
         });
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Carries bytes both ways until either end is closed.
-fn join(viewer: &TcpStream, display: &UnixStream) -> std::io::Result<()> {
-    viewer.set_nodelay(true)?;
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let copied = std::io::copy(&mut &*display, &mut &*viewer);
-            let _ = viewer.shutdown(Shutdown::Both);
-            copied
-        });
-        let copied = std::io::copy(&mut &*viewer, &mut &*display);
-        let _ = display.shutdown(Shutdown::Both);
-        copied.map(|_| ())
-    })
 }
 
 /// Tells a viewer why it sees nothing, as a server of version 3.3 or later does (RFC 6143, 7.1).

@@ -438,7 +438,7 @@ fn take_seat(handle: &StopHandle) -> Result<(u64, Seat), String> {
 /// Carries the viewer's bytes until it has gone or is to go.
 fn look(number: u64, viewer: &UnixStream, seat: Seat, handle: &StopHandle) {
     let carried = match seat {
-        Seat::Here(guest) => viewer::join(viewer, &guest),
+        Seat::Here(guest) => viewer::join_sockets(viewer, &guest),
         Seat::There(route, parts) => viewer::carry(number, viewer, route, parts, handle),
     };
     if let Err(error) = carried {

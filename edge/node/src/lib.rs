@@ -102,3 +102,4 @@ pub use recent::RecentLog;
 pub use storage::{StorageError, check_state_dir};
 pub use supervisor::{Side, ThisProcess, supervise};
 pub use variables::{UEFI_VARIABLES, uefi_variables_of};
+pub use viewer::join_sockets;

@@ -14,8 +14,12 @@ use crate::control::{Op, Request, StopHandle};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use plover_types::ReplicaId;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{self, shutdown};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::Duration;
@@ -80,21 +84,27 @@ pub(crate) fn parts() -> (SyncSender<Part>, Receiver<Part>) {
     sync_channel(1)
 }
 
-/// Carries bytes between two sockets until either is closed.
-pub(crate) fn join(viewer: &UnixStream, guest: &UnixStream) -> io::Result<()> {
-    for end in [viewer, guest] {
-        end.set_write_timeout(Some(TAKES_WITHIN))?;
-    }
-    let carry = |mut from: &UnixStream, mut to: &UnixStream| {
+/// Carries bytes between two stream sockets until either is closed, or takes nothing for 20 s. Both are closed then.
+///
+/// # Errors
+/// A socket is not usable, or has failed.
+pub fn join_sockets(one: impl AsFd, other: impl AsFd) -> io::Result<()> {
+    let open = |socket: BorrowedFd<'_>| {
+        set_socket_timeout(socket, Timeout::Send, Some(TAKES_WITHIN))?;
+        Ok::<_, io::Error>(File::from(socket.try_clone_to_owned()?))
+    };
+    let (one, other) = (open(one.as_fd())?, open(other.as_fd())?);
+    let carry = |mut from: &File, mut to: &File| {
         let carried = io::copy(&mut from, &mut to);
         for end in [from, to] {
-            let _ = end.shutdown(Shutdown::Both);
+            // Fails only where it is closed.
+            let _ = shutdown(end, net::Shutdown::Both);
         }
         carried.map(|_| ())
     };
     std::thread::scope(|scope| {
-        scope.spawn(|| carry(guest, viewer));
-        carry(viewer, guest)
+        scope.spawn(|| carry(&other, &one));
+        carry(&one, &other)
     })
 }
 

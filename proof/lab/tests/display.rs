@@ -1,4 +1,4 @@
-//! The guest's display from any host, and over the loss of its leader (docs/decisions/0069).
+//! The guest's display from any host, and over a failover (docs/decisions/0069).
 
 #[path = "../../../edge/vm/tests/common/viewer.rs"]
 mod viewer;
@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
-use plover_lab::{Lab, guests::Guest};
-use plover_lab_proof::{ask_guest, kill_leader, overlay, program, prove_on, role, wait_for};
-use std::io::{BufRead, BufReader};
+use plover_lab::{Fault, Lab, guests::Guest};
+use plover_lab_proof::{ask_guest, overlay, program, prove_on, role, wait_for};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -113,11 +113,18 @@ fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
         progress.say(format!("replica {id}: shows the display, and takes a key"));
         viewers.push((*id, viewer));
     }
-    kill_leader(lab, progress)?;
-    for (id, viewer) in &mut viewers {
+    // A host that stands still closes no connection.
+    let mut traces = lab.traces();
+    lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
+    lab.fault(Fault::Stop, leader)?;
+    progress.say(format!("replica {leader}: stands still"));
+    lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
+    for (id, viewer) in viewers.iter_mut().filter(|(id, _)| *id != leader) {
+        let seen = viewer.picture().map_err(|error| error.kind());
         ensure!(
-            viewer.picture().is_err(),
-            "replica {id} shows a guest that is gone"
+            seen.as_ref()
+                .is_err_and(|kind| *kind != ErrorKind::WouldBlock),
+            "replica {id} shows a guest that stands still: {seen:?}"
         );
     }
     for (id, shown) in shown.iter().filter(|(id, _)| *id != leader) {

@@ -4,8 +4,9 @@
 //! has become of them.
 
 use super::{Body, Role};
+use crate::clock;
 use crate::viewer::{self, Part, Route, Seat, View};
-use plover_types::ReplicaId;
+use plover_types::{Micros, ReplicaId};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -14,10 +15,15 @@ use std::sync::mpsc::TrySendError;
 /// Viewers that the display of this replica's guest may have, and viewers of this host: more are refused.
 const VIEWERS_MAX: usize = 16;
 
+/// How long a leader that does not serve shows its guest's display: longer than a busy host delays its lease.
+const DOUBTFUL_FOR: Micros = Micros::from_ms(2_000);
+
 /// Those who look at a display, from this host or on it.
 #[derive(Debug, Default)]
 pub(super) struct Viewers {
     last: u64,
+    /// Since when this replica leads and does not serve: another may lead by now.
+    doubtful_since: Option<Micros>,
     open: BTreeMap<u64, View>,
 }
 
@@ -165,6 +171,27 @@ impl Body {
     pub(super) fn viewer_left(&mut self, number: u64) {
         if let Some(view) = self.viewers.open.remove(&number) {
             view.close();
+        }
+    }
+
+    /// Once a turn: closes the viewers that see a guest which is not the group's any more.
+    pub(super) fn mind_viewers(&mut self) {
+        if self.viewers.open.is_empty() {
+            return;
+        }
+        let (status, now) = (self.replica.status(), clock::now());
+        match self.viewers.doubtful_since {
+            _ if status.serving || status.role != Role::Leader => {
+                self.viewers.doubtful_since = None;
+            }
+            Some(since) if now.since(since) >= DOUBTFUL_FOR => self.hide_display(),
+            Some(_) => {}
+            None => self.viewers.doubtful_since = Some(now),
+        }
+        if let Some(leader) = status.leader {
+            let is_elsewhere = |(route, _): &(Route, _)| route.to_guest && route.peer != leader;
+            self.viewers
+                .close(|view| view.route.as_ref().is_some_and(is_elsewhere));
         }
     }
 

@@ -401,6 +401,7 @@ impl Body {
             self.agent_heard_all();
         }
         self.mind_agent()?;
+        self.mind_viewers();
         self.storage.trim(self.watch.log_base);
         self.storage.submit();
         self.flush();
