@@ -6,7 +6,7 @@
 
 use crate::cpus;
 use crate::image::Image;
-use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP};
+use crate::net::{self, GUEST_IP, GUEST_MAC, PREFIX, TAP};
 use crate::options::{DiskImage, Options};
 use crate::state::ReplicaDir;
 use anyhow::{Context, Result, bail};
@@ -89,6 +89,7 @@ pub fn generate(
         ),
         ("guest", guest(options, image).into()),
         ("net", table([("tap", TAP.into())]).into()),
+        ("nic", Value::Array((1..options.nics).map(nic).collect())),
         (
             "policy",
             table([("name", options.policy.name().into())]).into(),
@@ -121,6 +122,12 @@ pub fn generate(
         }
     }
     config
+}
+
+/// A `[[nic]]`.
+fn nic(number: u8) -> Value {
+    let mac = net::guest_mac(number).to_string();
+    table([("mac", mac.into()), ("tap", net::tap(number).into())]).into()
 }
 
 /// The section `[guest]`: the guest's hardware, and what it starts from.

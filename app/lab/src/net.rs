@@ -9,6 +9,9 @@
 //!  ┊
 //! ```
 //!
+//! A guest with several NICs has a network of its own for each further one ([`Topology::add_network`]): a bridge `br1` in the
+//! switch and in each replica's namespace, `guest1`, `edge1`, and `eth1` of the client.
+//!
 //! The guest answers at 10.77.0.100 behind whichever `guest0` its frames come from; the switch
 //! learns that like a real one, from the source address of frames, and a client's connection
 //! follows the guest to another host.
@@ -42,7 +45,7 @@ pub use namespace::Namespace;
 
 use crate::state::LabName;
 use anyhow::{Context, Result, bail, ensure};
-use plover_types::Mac;
+use plover_types::{Frame, Mac};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
@@ -58,6 +61,24 @@ pub const GUEST_MAC: Mac = Mac([0x52, 0x54, 0x00, 0x77, 0x00, 0x01]);
 pub const TAP: &str = "guest0";
 /// The device of the replication network in each replica's namespace.
 pub const REPLICATION_DEVICE: &str = "repl0";
+
+/// The TAP device of the guest's NIC of this number, from 0.
+pub fn tap(nic: u8) -> String {
+    format!("guest{nic}")
+}
+
+/// The Ethernet address of the guest's NIC of this number.
+pub const fn guest_mac(nic: u8) -> Mac {
+    let Mac([a, b, c, d, e, f]) = GUEST_MAC;
+    Mac([a, b, c, d, e, f + nic])
+}
+
+/// An address on the network of the guest's NIC of this number: the client's and the guest's end as on the first.
+pub const fn on_network(nic: u8, first: Ipv4Addr) -> Ipv4Addr {
+    let [a, b, c, d] = first.octets();
+    let net = if nic == 0 { c } else { 10 + nic };
+    Ipv4Addr::new(a, b, net, d)
+}
 
 /// A replica's address on the replication network.
 pub const fn replica_ip(replica: usize) -> Ipv4Addr {
@@ -199,7 +220,7 @@ impl Topology {
 
         tool::ip(
             Some(&self.switch()),
-            &[add_bridge(), "link set br0 up".into()],
+            &[add_bridge("br0"), "link set br0 up".into()],
         )?;
         self.plug_client()?;
         (0..self.replicas).try_for_each(|replica| self.plug_replica(replica))?;
@@ -251,7 +272,7 @@ impl Topology {
         tool::ip(
             Some(&host),
             &[
-                add_bridge(),
+                add_bridge("br0"),
                 format!("tuntap add dev {TAP} mode tap"),
                 format!("link set {TAP} txqueuelen 1000 master br0 up"),
                 "link set edge0 master br0 up".into(),
@@ -266,6 +287,51 @@ impl Topology {
             &self.switch(),
             &[format!("fdb replace {mac} dev {repl} master static")],
         )
+    }
+
+    /// Makes the network of a further NIC of the guest's, of this number.
+    pub fn add_network(&self, nic: u8) -> Result<()> {
+        let (bridge, switch, client) = (format!("br{nic}"), self.switch(), self.client());
+        let up = |device: &str| format!("link set {device} master {bridge} up");
+        let mut lines = vec![
+            add_bridge(&bridge),
+            format!("link set {bridge} up"),
+            format!(
+                "link add client{nic} type veth peer name eth{nic} netns {}",
+                client.name()
+            ),
+            up(&format!("client{nic}")),
+        ];
+        for replica in 0..self.replicas {
+            let (host, port) = (self.replica(replica), format!("r{replica}-edge{nic}"));
+            lines.push(format!(
+                "link add {port} type veth peer name edge{nic} netns {}",
+                host.name()
+            ));
+            lines.push(up(&port));
+        }
+        tool::ip(Some(&switch), &lines)?;
+        let address = on_network(nic, CLIENT_IP);
+        tool::ip(
+            Some(&client),
+            &[
+                format!("addr add {address}/{PREFIX} dev eth{nic}"),
+                format!("link set eth{nic} up"),
+            ],
+        )?;
+        let tap = tap(nic);
+        (0..self.replicas).try_for_each(|replica| {
+            tool::ip(
+                Some(&self.replica(replica)),
+                &[
+                    add_bridge(&bridge),
+                    format!("tuntap add dev {tap} mode tap"),
+                    format!("link set {tap} txqueuelen 1000 master {bridge} up"),
+                    up(&format!("edge{nic}")),
+                    format!("link set {bridge} up"),
+                ],
+            )
+        })
     }
 
     /// Tells a replica the others' Ethernet addresses.
@@ -292,22 +358,25 @@ pub fn edge_port(replica: usize) -> String {
 }
 
 /// A bridge that forwards from the first moment and sends nothing of its own.
-fn add_bridge() -> String {
-    "link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0".into()
+fn add_bridge(name: &str) -> String {
+    format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
 }
 
 /// Unplugs everything from the switch: deleting one end of a veth deletes the other, wherever
 /// it is.
 fn unplug_all(switch: &Namespace) -> Result<()> {
-    let ports = tool::ports_of(switch, "br0")?;
+    let ports = || -> Result<Vec<String>> {
+        let bridges = (0..Frame::NICS_MAX).map(|nic| format!("br{nic}"));
+        let ports: Result<Vec<_>> = bridges.map(|it| tool::ports_of(switch, &it)).collect();
+        Ok(ports?.concat())
+    };
     // The kernel removes the devices of a deleted namespace a little later, perhaps just before us. So a
     // failed command is no error if nothing is left.
-    let result = tool::ip_all(switch, ports.iter().map(|port| format!("link del {port}")));
-    if tool::ports_of(switch, "br0")?.is_empty() {
-        Ok(())
-    } else {
-        result
-    }
+    let result = tool::ip_all(
+        switch,
+        ports()?.iter().map(|port| format!("link del {port}")),
+    );
+    if ports()?.is_empty() { Ok(()) } else { result }
 }
 
 /// The name of a lab is a part of commands and of file names.

@@ -33,6 +33,10 @@ pub struct Options {
     /// The number of the guest's processors [default: 1].
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
+    /// The number of the guest's network cards. Each but the first has a network of its own, on which the client is 10.77.11.1
+    /// (10.77.12.1, …); the guest has to give itself an address there.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+    pub nics: u8,
     /// The guest's memory in MiB [default: 256, or as much as the guest image needs].
     #[arg(long, value_name = "MIB")]
     pub mem_mib: Option<u32>,

@@ -116,6 +116,7 @@ fn build(
     // The directory was free, so a crash left the namespaces of this name.
     remove_hosts(dir)?;
     let topology = Topology::create(options.name.as_str(), ids.len() + spares.len())?;
+    (1..options.nics).try_for_each(|nic| topology.add_network(nic))?;
     progress.say(format!(
         "{} in namespaces plover-{name}-r*, client in plover-{name}-client",
         if ids.len() == 1 {

@@ -24,7 +24,8 @@ const ICMPV6: u8 = 58;
 /// Where a packet comes from and goes to: of TCP, one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Route {
-    /// The number of the IP protocol.
+    /// The number of the IP protocol; in its two upper bits the number of the guest's NIC, since connections of two networks
+    /// may have the same addresses. (Plover reads protocols up to 63 as IP.)
     pub protocol: u8,
     /// The sender's address and port.
     pub source: (IpAddr, u16),
@@ -33,6 +34,14 @@ pub struct Route {
 }
 
 impl Route {
+    /// The bits of `protocol` below the NIC's.
+    const PROTOCOL: u8 = 0x3f;
+
+    /// The number of the IP protocol.
+    pub fn ip_protocol(self) -> u8 {
+        self.protocol & Self::PROTOCOL
+    }
+
     /// The other direction.
     pub fn back(self) -> Self {
         Self {
@@ -116,7 +125,7 @@ impl<'a> Packet<'a> {
     /// Reads a frame. What cannot be read as IP is a datagram of its whole frame.
     pub fn of(frame: &'a Frame) -> Self {
         let ethernet = frame.ethernet();
-        Self::of_ip(ethernet).unwrap_or_else(|| {
+        Self::of_ip(ethernet, frame.nic()).unwrap_or_else(|| {
             let mut header = [0; ETHERNET_BYTES];
             let bytes = ethernet.len().min(ETHERNET_BYTES);
             header[..bytes].copy_from_slice(&ethernet[..bytes]);
@@ -132,8 +141,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    fn of_ip(bytes: &'a [u8]) -> Option<Self> {
-        let (route, _, transport) = parse(bytes)?;
+    fn of_ip(bytes: &'a [u8], nic: u8) -> Option<Self> {
+        let (route, _, transport) = parse(bytes, nic)?;
         let bytes = match transport {
             TransportSlice::Tcp(tcp) => {
                 let segment = Segment {
@@ -155,8 +164,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// A whole IP packet in a frame without VLAN tags: its route, its IP part and what that carries.
-pub(crate) fn parse(bytes: &[u8]) -> Option<(Route, NetSlice<'_>, TransportSlice<'_>)> {
+/// A whole IP packet in a frame of a NIC's without VLAN tags: its route, its IP part and what that carries.
+pub(crate) fn parse(bytes: &[u8], nic: u8) -> Option<(Route, NetSlice<'_>, TransportSlice<'_>)> {
     let packet = SlicedPacket::from_ethernet(bytes).ok()?;
     if packet.vlan.is_some() {
         return None;
@@ -179,7 +188,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<(Route, NetSlice<'_>, TransportSlice
         TransportSlice::Icmpv6(_) => (ICMPV6, 0, 0),
     };
     let route = Route {
-        protocol,
+        protocol: protocol | (nic << Route::PROTOCOL.count_ones()),
         source: (source, from_port),
         destination: (destination, to_port),
     };
@@ -195,14 +204,16 @@ pub(crate) fn acknowledged(tcp: &TcpSlice<'_>) -> Option<u32> {
 pub fn payload_bytes(frame: &Frame) -> u64 {
     match Packet::of(frame) {
         Packet::Segment(_, segment) => segment.payload.len() as u64,
-        Packet::Datagram(FlowKey::Ip(Route { protocol: UDP, .. }), bytes) => bytes.len() as u64,
+        Packet::Datagram(FlowKey::Ip(route), bytes) if route.ip_protocol() == UDP => {
+            bytes.len() as u64
+        }
         Packet::Datagram(..) => 0,
     }
 }
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match self.protocol {
+        let protocol = match self.ip_protocol() {
             ICMP => "ICMP",
             TCP => "TCP",
             UDP => "UDP",

@@ -46,7 +46,8 @@ pub struct TcpHead {
 impl TcpHead {
     /// The header of a whole TCP segment; `None` for any other frame.
     pub fn of(frame: &Frame) -> Option<Self> {
-        let (route, net, TransportSlice::Tcp(tcp)) = packet::parse(frame.ethernet())? else {
+        let (route, net, TransportSlice::Tcp(tcp)) = packet::parse(frame.ethernet(), frame.nic())?
+        else {
             return None;
         };
         let ip_bytes = match net {

@@ -5,15 +5,17 @@ use std::fmt;
 use std::str::FromStr;
 
 /// One frame as it crosses a TAP device or the guest's NIC: an Ethernet frame without its checksum, and
-/// before it what is left to do for it, if anything is ([`Offload`]). At most 64 KiB and the headers.
+/// before it what is left to do for it, if anything is ([`Offload`]), and which NIC it is of, unless that is the first. At most
+/// 64 KiB and the headers.
 ///
 /// ```text
-///  most frames       destination  source  type  …
-///  with an offload   MARK  offload (10 bytes)  destination  source  type  …
+///  most frames                         destination  source  type  …
+///  with an offload, or of another NIC  MARK  offload (10 bytes)  destination  source  type  …
 /// ```
 ///
 /// So nearly all frames are plain Ethernet, in messages and in the log as well. The two forms cannot be
-/// mistaken for each other: a frame whose destination *is* the mark always gets an offload.
+/// mistaken for each other: a frame whose destination *is* the mark always gets an offload. The number of the NIC is in the
+/// two upper bits of the offload's flags, which virtio does not use.
 ///
 /// ```
 /// use plover_types::{Frame, Offload};
@@ -26,6 +28,10 @@ use std::str::FromStr;
 /// let partial = Offload([1, 0, 0, 0, 0, 0, 34, 0, 16, 0]);
 /// let frame = Frame::new(partial, &[7; 60]);
 /// assert_eq!((frame.offload(), frame.ethernet()), (partial, &[7; 60][..]));
+///
+/// let of_the_third = plain.clone().on_nic(2);
+/// assert_eq!((of_the_third.nic(), plain.nic()), (2, 0));
+/// assert_eq!(of_the_third.ethernet(), plain.ethernet());
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame(#[serde(with = "serde_bytes")] pub Vec<u8>);
@@ -37,6 +43,10 @@ pub struct Offload(pub [u8; Offload::BYTES]);
 
 /// The flag of a frame whose checksum is not complete.
 const NEEDS_CHECKSUM: u8 = 1;
+
+/// The flags are below the number of the NIC.
+const NIC_SHIFT: u32 = 6;
+const FLAGS: u8 = (1 << NIC_SHIFT) - 1;
 
 impl Offload {
     /// Bytes of the header.
@@ -60,18 +70,24 @@ impl Frame {
     /// Bytes before the Ethernet frame, where there is an offload.
     pub const PREFIX_BYTES: usize = Self::MARK.len() + Offload::BYTES;
 
-    /// A frame from its parts.
+    /// NICs that a guest can have.
+    pub const NICS_MAX: usize = 4;
+
+    /// A frame of the first NIC from its parts.
     pub fn new(offload: Offload, ethernet: &[u8]) -> Self {
-        Self::received(&mut [&Self::MARK, &offload.0[..], ethernet].concat())
+        Self::received(&mut [&Self::MARK, &offload.0[..], ethernet].concat(), 0)
     }
 
-    /// A frame as it was received: `buffer` has [`Self::PREFIX_BYTES`], the last of them the offload, and the Ethernet frame.
+    /// A frame as it was received by the NIC of this number: `buffer` has [`Self::PREFIX_BYTES`], the last of them the offload, and
+    /// the Ethernet frame.
     ///
     /// # Panics
-    /// If it is shorter than that.
-    pub fn received(buffer: &mut [u8]) -> Self {
+    /// If it is shorter than that, or there is no such NIC.
+    pub fn received(buffer: &mut [u8], nic: u8) -> Self {
+        assert!(usize::from(nic) < Self::NICS_MAX, "NIC {nic}");
         let (prefix, ethernet) = buffer.split_at_mut(Self::PREFIX_BYTES);
         let (mark, offload) = prefix.split_at_mut(Self::MARK.len());
+        offload[0] = (offload[0] & FLAGS) | (nic << NIC_SHIFT);
         // Without a flag and a kind of segmentation the other fields mean nothing.
         if offload[..2] == [0, 0] && !ethernet.starts_with(&Self::MARK) {
             return Self(ethernet.to_vec());
@@ -80,13 +96,31 @@ impl Frame {
         Self(buffer.to_vec())
     }
 
+    /// This frame on the NIC of this number, from 0.
+    ///
+    /// # Panics
+    /// If there is no such NIC.
+    #[must_use]
+    pub fn on_nic(self, nic: u8) -> Self {
+        let prefix = [&Self::MARK, &self.offload().0[..]].concat();
+        Self::received(&mut [&prefix, self.ethernet()].concat(), nic)
+    }
+
+    /// The number of the NIC that it is of, from 0.
+    pub fn nic(&self) -> u8 {
+        self.prefix().map_or(0, |offload| offload[0] >> NIC_SHIFT)
+    }
+
     /// The offload, [`Offload::NONE`] for most frames.
     pub fn offload(&self) -> Offload {
-        let prefix = self.0.first_chunk::<{ Self::PREFIX_BYTES }>();
-        prefix
-            .and_then(|prefix| prefix.strip_prefix(&Self::MARK))
-            .and_then(|offload| offload.try_into().ok())
-            .map_or(Offload::NONE, Offload)
+        let mut offload = self.prefix().map_or(Offload::NONE, Offload);
+        offload.0[0] &= FLAGS;
+        offload
+    }
+
+    fn prefix(&self) -> Option<[u8; Offload::BYTES]> {
+        let prefix = self.0.first_chunk::<{ Self::PREFIX_BYTES }>()?;
+        prefix.strip_prefix(&Self::MARK)?.try_into().ok()
     }
 
     /// The Ethernet frame.
@@ -189,6 +223,15 @@ mod tests {
             }
         }
         assert_eq!(Frame::new(Offload::NONE, &[7; 60]), Frame(vec![7; 60]));
+        for nic in 0..4 {
+            let plain = Frame(vec![7; 60]).on_nic(nic);
+            let frame = Frame::new(partial, &[7; 60]).on_nic(3).on_nic(nic);
+            for (frame, offload) in [(plain, Offload::NONE), (frame, partial)] {
+                assert_eq!((frame.nic(), frame.offload()), (nic, offload));
+                assert_eq!(frame.ethernet(), [7; 60]);
+            }
+        }
+        assert_eq!(Frame(vec![7; 60]).on_nic(1).on_nic(0), Frame(vec![7; 60]));
         // A peer may send anything.
         let cut_short = Frame(Frame::MARK.to_vec());
         assert_eq!(cut_short.ethernet(), Frame::MARK);

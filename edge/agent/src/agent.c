@@ -15,7 +15,7 @@
  *   OP_FLASH   Puts other memory in the place of a flash chip's: flash.c.
  *   OP_DISPLAY Puts other memory in the place of a graphics card's: blocks.c.
  *
- * QEMU takes the guest's NIC, a socket, for a TAP device: nic.c.
+ * QEMU takes the guest's NICs, which are sockets, for TAP devices: nic.c.
  *
  * A load of device state needs four things that QEMU does not do: translations.c, queues.c, firmware.c,
  * time.c.
@@ -221,7 +221,7 @@ __attribute__((constructor)) static void start(void)
     if (!number)
         return;
     int sock = atoi(number);
-    find_nic();
+    find_nics();
     clean_environment();
     if (sock <= STDERR_FILENO || fcntl(sock, F_SETFD, FD_CLOEXEC))
         return;

@@ -88,9 +88,10 @@ int place_flash(int file, off_t offset, size_t bytes);
 int begin_flash_load(void);
 void end_flash_load(void);
 
-/* nic.c: the guest's NIC as a TAP device */
-void find_nic(void);
-_Bool is_nic(int fd);
-int answer_as_tap(uint32_t request, void *argument);
+/* nic.c: the guest's NICs as TAP devices */
+struct nic;
+void find_nics(void);
+struct nic *nic_of(int fd);
+int answer_as_tap(struct nic *nic, uint32_t request, void *argument);
 
 #endif

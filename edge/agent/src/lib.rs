@@ -60,9 +60,9 @@ pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so")
 /// The environment variable that carries the number of the agent's socket.
 pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 
-/// The environment variable that carries the numbers of the NIC's socket and of its page, with a comma between them. Then
-/// QEMU takes the socket for a TAP device, and the agent writes to the page what offloads the guest's driver takes
-/// (`TUN_F_…`) and how long the header before each frame is, 32 bits each.
+/// The environment variable that carries the numbers of each NIC's socket and of its page, with a comma between them and a space
+/// before the next NIC's. Then QEMU takes the sockets for TAP devices, and the agent writes to the page what offloads the
+/// guest's driver takes (`TUN_F_…`) and how long the header before each frame is, 32 bits each.
 pub const AGENT_NIC_ENV: &str = "PLOVER_NIC";
 
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].

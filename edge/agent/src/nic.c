@@ -1,5 +1,5 @@
 /*
- * The guest's NIC: QEMU takes our socket for a TAP device.
+ * The guest's NICs: QEMU takes our sockets for TAP devices.
  *
  * QEMU lets a guest leave checksums and the cutting of TCP segments to its host only if the NIC's other end is
  * a TAP device: frames then have a virtio-net header. Ours is a socket (edge/vm/src/nic.rs). A datagram is read
@@ -7,9 +7,11 @@
  * our ioctl() (time.c) asks here.
  *
  * What the guest's driver takes (TUN_F_...) and how long the header is (it may have the number of buffers at its
- * end) is written to a file that plover has mapped: its own TAP device is to give the guest no more than that.
+ * end) is written to a file of each NIC that plover has mapped: its own TAP device is to give the guest no more than
+ * that.
  *
- * PLOVER_NIC has the numbers of the socket and the file. Without it nothing is answered here.
+ * PLOVER_NIC has the numbers of the socket and the file of each NIC: "10,11 12,13". Without it nothing is answered
+ * here.
  */
 #include "agent.h"
 #include <errno.h>
@@ -25,16 +27,29 @@
 /* Not the offloads of UDP: the two guests' datagrams are compared one by one. */
 enum { OFFLOADS = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN };
 
-static int nic = -1, file = -1;
-static struct {
-    uint32_t offloads, header_bytes;
-} now = {0, sizeof(struct virtio_net_hdr)};
+enum { NICS_MAX = 4 };
 
-void find_nic(void)
+static struct nic {
+    int socket, file;
+    struct {
+        uint32_t offloads, header_bytes;
+    } now;
+} nics[NICS_MAX];
+static int nic_count;
+
+void find_nics(void)
 {
     const char *numbers = getenv("PLOVER_NIC");
-    if (!numbers || sscanf(numbers, "%d,%d", &nic, &file) != 2)
-        nic = -1;
+    while (numbers && nic_count < NICS_MAX) {
+        struct nic *nic = &nics[nic_count];
+        if (sscanf(numbers, "%d,%d", &nic->socket, &nic->file) != 2)
+            break;
+        nic->now.header_bytes = sizeof(struct virtio_net_hdr);
+        nic_count++;
+        numbers = strchr(numbers, ' ');
+        if (numbers)
+            numbers++;
+    }
     unsetenv("PLOVER_NIC");
 }
 
@@ -44,18 +59,22 @@ static int refuse(void)
     return -1;
 }
 
-static int tell(void)
+static int tell(const struct nic *nic)
 {
-    return pwrite(file, &now, sizeof now, 0) == sizeof now ? 0 : -1;
+    return pwrite(nic->file, &nic->now, sizeof nic->now, 0) == sizeof nic->now ? 0 : -1;
 }
 
-_Bool is_nic(int fd)
+/* The NIC with this socket, or NULL. */
+struct nic *nic_of(int fd)
 {
-    return fd == nic && fd >= 0;
+    for (int i = 0; i < nic_count; i++)
+        if (nics[i].socket == fd)
+            return &nics[i];
+    return NULL;
 }
 
 /* Answers as the kernel's TAP driver does. */
-int answer_as_tap(uint32_t request, void *argument)
+int answer_as_tap(struct nic *nic, uint32_t request, void *argument)
 {
     uint32_t offloads = (uint32_t)(uintptr_t)argument;
     switch (request) {
@@ -69,17 +88,17 @@ int answer_as_tap(uint32_t request, void *argument)
     case TUNSETOFFLOAD:
         if (offloads & ~(uint32_t)OFFLOADS)
             return refuse();
-        now.offloads = offloads;
-        return tell();
+        nic->now.offloads = offloads;
+        return tell(nic);
     case TUNGETVNETHDRSZ:
-        *(int *)argument = (int)now.header_bytes;
+        *(int *)argument = (int)nic->now.header_bytes;
         return 0;
     case TUNSETVNETHDRSZ:
         if (*(int *)argument != sizeof(struct virtio_net_hdr) &&
             *(int *)argument != sizeof(struct virtio_net_hdr_mrg_rxbuf))
             return refuse();
-        now.header_bytes = (uint32_t)*(int *)argument;
-        return tell();
+        nic->now.header_bytes = (uint32_t)*(int *)argument;
+        return tell(nic);
     case TUNSETVNETLE: /* the byte order of the only hosts there are */
         return 0;
     default:

@@ -122,8 +122,9 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
     va_start(list, request);
     void *arg = va_arg(list, void *);
     va_end(list);
-    if (is_nic(fd))
-        return answer_as_tap((uint32_t)request, arg);
+    struct nic *nic = nic_of(fd);
+    if (nic)
+        return answer_as_tap(nic, (uint32_t)request, arg);
     if ((uint32_t)request == (uint32_t)KVM_SET_CLOCK)
         catch_up_kvm(arg);
     const int result = (int)syscall(SYS_ioctl, fd, request, arg);

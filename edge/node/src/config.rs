@@ -69,6 +69,9 @@ pub struct ReplicaConfig {
     pub disk: Vec<DiskConfig>,
     /// `[net]`: the guest's connection to its clients.
     pub net: NetConfig,
+    /// `[[nic]]`: the guest's network cards beside the first.
+    #[serde(default)]
+    pub nic: Vec<NicConfig>,
     /// `[policy]`: how the guest is protected; the same on all replicas.
     #[serde(default)]
     pub policy: PolicyConfig,
@@ -331,6 +334,20 @@ pub struct NetConfig {
     pub uplink: Option<String>,
 }
 
+/// `[[nic]]`: a network card of the guest's beside its first, which is `guest.mac` and `[net]`. At most three, in the same order on
+/// all hosts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NicConfig {
+    /// Its MAC address.
+    pub mac: Mac,
+    /// Its TAP device, as `net.tap` is the first card's.
+    pub tap: String,
+    /// The uplink of that TAP's bridge, as `net.uplink`. A leader that loses one of them hands the guest over.
+    #[serde(default)]
+    pub uplink: Option<String>,
+}
+
 /// `[paths]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -412,14 +429,6 @@ impl GroupConfig {
         let beats = 3 * self.heartbeat_ms;
         let usual = beats.max(self.timeout_ms() / 2).min(self.timeout_ms());
         self.timeout_min_ms.unwrap_or(usual)
-    }
-}
-
-impl NetConfig {
-    /// The devices that must carry frames for clients to reach the guest here.
-    pub(crate) fn devices(&self) -> Vec<String> {
-        let devices = [Some(self.tap.clone()), self.uplink.clone()];
-        devices.into_iter().flatten().collect()
     }
 }
 

@@ -35,7 +35,7 @@ use crate::death::{Reporter, is_for_one};
 use crate::host::NICE;
 use crate::private;
 use crate::storage::members_in;
-use crate::tap::Tap;
+use crate::tap::{Tap, Taps};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::io;
@@ -70,7 +70,7 @@ pub struct ThisProcess {
     /// The number that tells it from the other processes of this replica.
     pub(crate) number: u64,
     pub(crate) supervisor: Pid,
-    pub(crate) tap: Tap,
+    pub(crate) taps: Taps,
 }
 
 /// The two sides of [`supervise`].
@@ -98,8 +98,9 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let keys = group.keys()?;
     let reporter = Reporter::open(&group, keys.clone(), number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica, {e}"))?;
-    let name = &config.net.tap;
-    let mut tap = attach(name).map_err(|error| not_attached(name, &error))?;
+    let mut taps = Taps::attach(&config.taps(), |name, nic| {
+        attach(name, nic).map_err(|error| not_attached(name, &error))
+    })?;
     let supervisor = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(supervisor))?;
     let signals = Signals::block()?;
@@ -116,7 +117,7 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             Ok(Side::Replica(ThisProcess {
                 number,
                 supervisor,
-                tap,
+                taps,
             }))
         }
         child => {
@@ -129,7 +130,7 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             let newest = Reporter::open(&linked(), keys, number).ok().flatten();
             if let Some(reporter) = newest.or(reporter).as_ref() {
                 reporter.send();
-                report_on(reporter, &mut tap);
+                report_on(reporter, &mut taps);
             }
             wait_for_what_is_left();
             Ok(Side::Supervisor(code_of(status)))
@@ -138,10 +139,10 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
 }
 
 /// Attaches to the TAP. The processes of this replica's last run may be ending just now, and have it still.
-fn attach(name: &str) -> io::Result<Tap> {
+fn attach(name: &str, nic: u8) -> io::Result<Tap> {
     let deadline = Instant::now() + LEFT_WITHIN;
     loop {
-        match Tap::attach(name) {
+        match Tap::attach(name, nic) {
             Err(error)
                 if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
             {
@@ -156,7 +157,7 @@ fn attach(name: &str) -> io::Result<Tap> {
 fn not_attached(name: &str, error: &io::Error) -> String {
     let advice = match error.kind() {
         io::ErrorKind::ResourceBusy => {
-            "another process uses it: give each replica a device of its own (net.tap), or end that process".into()
+            "another process uses it: give each replica devices of its own (net.tap, nic.tap), or end that process".into()
         }
         io::ErrorKind::PermissionDenied => format!(
             "it belongs to another user: make it anew with 'ip tuntap add {name} mode tap user plover' (the user that runs \
@@ -249,9 +250,9 @@ fn wait_for(child: Pid, signals: &Signals) -> io::Result<WaitStatus> {
 }
 
 /// Repeats the report, and sends on the frames that still come to the dead process's TAP.
-fn report_on(reporter: &Reporter, tap: &mut Tap) {
+fn report_on(reporter: &Reporter, taps: &mut Taps) {
     // Long segments do not fit into the datagrams in which frames are sent on.
-    tap.allow_nothing();
+    taps.allow_nothing();
     let began = Instant::now();
     let mut repeat_at = REPEAT_AT.iter().peekable();
     let mut left = SEND_ON_MAX;
@@ -269,16 +270,20 @@ fn report_on(reporter: &Reporter, tap: &mut Tap) {
             tv_sec: 0,
             tv_nsec: span.subsec_nanos().into(),
         };
-        let came = poll(&mut [PollFd::new(tap, PollFlags::IN)], Some(&timeout));
+        let mut polled: Vec<_> = taps
+            .iter()
+            .map(|tap| PollFd::new(tap, PollFlags::IN))
+            .collect();
+        let came = poll(&mut polled, Some(&timeout));
         let mut frames = Vec::new();
-        if came == Ok(1) {
-            tap.read(left, usize::MAX, &mut frames);
+        if came.is_ok_and(|came| came > 0) {
+            taps.read(left, usize::MAX, &mut frames);
             if frames.is_empty() {
                 // The device is gone, or enough has been sent on.
                 std::thread::sleep(span);
             }
         }
-        left -= frames.len();
+        left = left.saturating_sub(frames.len());
         for frame in frames.into_iter().filter(is_for_one) {
             reporter.send_on(frame);
         }

@@ -1,4 +1,4 @@
-//! The TAP device: the guest's way to its clients.
+//! The TAP devices: the guest's way to its clients, one for each of its NICs.
 
 use plover_types::{Frame, Offload};
 use rustix::fs::{Mode, OFlags};
@@ -34,14 +34,16 @@ pub(crate) struct Tap {
     /// Room for the mark of an offload, the offload and the frame.
     buffer: Vec<u8>,
     offloads: u32,
+    /// The number of the guest's NIC, which its frames carry.
+    nic: u8,
 }
 
 /// Where the kernel writes the offload: right before the Ethernet frame.
 const OFFLOAD_AT: usize = Frame::PREFIX_BYTES - Offload::BYTES;
 
 impl Tap {
-    /// Attaches to the existing device `name` of this network namespace.
-    pub fn attach(name: &str) -> io::Result<Self> {
+    /// Attaches to the existing device `name` of this network namespace, for this NIC.
+    pub fn attach(name: &str, nic: u8) -> io::Result<Self> {
         let mut request = request_about(name)?;
         // For root, the kernel would make one, which leads nowhere.
         let asks = socket_with(
@@ -72,6 +74,7 @@ impl Tap {
             fd,
             buffer: vec![0; Frame::PREFIX_BYTES + FRAME_BYTES_MAX],
             offloads: 0,
+            nic,
         };
         tap.set_offloads(0)?;
         Ok(tap)
@@ -119,7 +122,10 @@ impl Tap {
         for _ in 0..max {
             match rustix::io::read(&self.fd, &mut self.buffer[OFFLOAD_AT..]) {
                 Ok(n) if n > Offload::BYTES => {
-                    frames.push(Frame::received(&mut self.buffer[..OFFLOAD_AT + n]));
+                    frames.push(Frame::received(
+                        &mut self.buffer[..OFFLOAD_AT + n],
+                        self.nic,
+                    ));
                     bytes += n;
                 }
                 _ => break,
@@ -150,5 +156,65 @@ impl Tap {
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// The TAP devices of all of the guest's NICs, by the NICs' numbers.
+#[derive(Debug)]
+pub(crate) struct Taps(Vec<Tap>);
+
+impl Taps {
+    /// Attaches to each device with `attach`.
+    pub fn attach<E>(
+        names: &[&str],
+        attach: impl Fn(&str, u8) -> Result<Tap, E>,
+    ) -> Result<Self, E> {
+        let taps = names.iter().zip(0..).map(|(name, nic)| attach(name, nic));
+        Ok(Self(taps.collect::<Result<_, _>>()?))
+    }
+
+    /// Attaches again to those devices that were deleted, if there are others of their names by now.
+    pub fn attach_again(&mut self, names: &[&str]) {
+        for (tap, name) in self.0.iter_mut().zip(names) {
+            if !tap.is_attached() {
+                if let Ok(new) = Tap::attach(name, tap.nic) {
+                    *tap = new;
+                }
+            }
+        }
+    }
+
+    pub fn iter(&self) -> std::slice::Iter<'_, Tap> {
+        self.0.iter()
+    }
+
+    /// As [`Tap::allow`], by what the guest's driver takes on each NIC.
+    pub fn allow(&mut self, offloads: impl Fn(usize) -> u32) {
+        let taps = self.0.iter_mut().enumerate();
+        taps.for_each(|(nic, tap)| tap.allow(offloads(nic)));
+    }
+
+    /// As [`Tap::allow_nothing`].
+    pub fn allow_nothing(&mut self) {
+        self.0.iter_mut().for_each(Tap::allow_nothing);
+    }
+
+    /// As [`Tap::read`], of each device a fair share.
+    pub fn read(&mut self, max: usize, bytes_max: usize, frames: &mut Vec<Frame>) {
+        let count = self.0.len();
+        for tap in &mut self.0 {
+            tap.read(max.div_ceil(count), bytes_max / count, frames);
+        }
+    }
+
+    /// As [`Tap::drain`].
+    pub fn drain(&mut self) {
+        self.0.iter_mut().for_each(Tap::drain);
+    }
+
+    /// Sends a frame by the device of its NIC; `false` if that did not take it, or there is none.
+    pub fn write(&self, frame: &Frame) -> bool {
+        let tap = self.0.get(usize::from(frame.nic()));
+        tap.is_some_and(|tap| tap.write(frame))
     }
 }

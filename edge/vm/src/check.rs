@@ -5,6 +5,7 @@ use crate::qemu::process::{Agent, Process, binary, cannot_start, files};
 use crate::{Accel, Boot, DiskBus, Firmware, Machine, QemuConfig, VmError, Watchdog, accel, dirty};
 use plover_agent::HELLO_HAS_YANK;
 use plover_confine::Files;
+use plover_types::Frame;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
@@ -58,10 +59,20 @@ impl QemuConfig {
         if !(1..=255).contains(&self.vcpus) {
             return bad(format!("vcpus = {}: a guest has 1 to 255", self.vcpus));
         }
-        if self.mac.0[0] & 1 != 0 {
+        if let Some(mac) = self.macs.iter().find(|mac| mac.0[0] & 1 != 0) {
+            return bad(format!("mac = {mac}: a group address; use 52:54:00:…"));
+        }
+        if !(1..=Frame::NICS_MAX).contains(&self.macs.len()) {
             return bad(format!(
-                "mac = {}: a group address; use 52:54:00:…",
-                self.mac
+                "a guest has 1 to {} network cards, not {}",
+                Frame::NICS_MAX,
+                self.macs.len()
+            ));
+        }
+        let mut others = self.macs.iter().enumerate();
+        if let Some((_, mac)) = others.find(|(i, mac)| self.macs[..*i].contains(mac)) {
+            return bad(format!(
+                "mac = {mac}: two network cards of the guest have it"
             ));
         }
         if self.machine == Machine::Microvm && self.firmware.is_uefi() {
@@ -139,10 +150,10 @@ impl QemuConfig {
                 _ => {}
             }
         }
-        let others = usize::from(self.rng) + usize::from(self.agent);
+        let others = usize::from(self.rng) + usize::from(self.agent) + self.macs.len() - 1;
         if microvm && self.disks.len() + others > MICROVM_DISKS_MAX {
             return bad(
-                "machine = \"microvm\" has room for 6 disks, and for one less with each of rng = true and agent = true",
+                "machine = \"microvm\" has room for 6 disks, and for one less with each of rng = true, agent = true and a [[nic]]",
             );
         }
         if self.disks.len() > DISKS_MAX {
@@ -265,7 +276,7 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
     let arguments = arguments.into_iter().map(OsString::from).collect();
     let agent = Agent {
         socket: std::os::fd::AsFd::as_fd(&end),
-        nic: None,
+        nics: Vec::new(),
     };
     let mut process = Process::start(qemu, arguments, &[], Some(agent), files)?;
     drop(end);
@@ -370,7 +381,14 @@ mod tests {
         };
         assert!(bad(|c| c.mem_mib = 8).contains("mem_mib"));
         assert!(bad(|c| c.vcpus = 0).contains("vcpus"));
-        assert!(bad(|c| c.mac.0[0] = 1).contains("mac"));
+        assert!(bad(|c| c.macs[0].0[0] = 1).contains("mac"));
+        assert!(bad(|c| c.macs.push(c.macs[0])).contains("two network cards"));
+        let many = bad(|c| {
+            c.macs = (0..5)
+                .map(|i| plover_types::Mac([2, 0, 0, 0, 0, i]))
+                .collect()
+        });
+        assert!(many.contains("1 to 4"), "{many}");
         assert!(bad(|c| c.identity.uuid = Some("1".into())).contains("uuid"));
         let long = bad(|c| c.disks[0].serial = Some("0123456789-0123456789".into()));
         assert!(long.contains("1 to 20"), "{long}");

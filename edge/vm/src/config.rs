@@ -2,6 +2,8 @@
 
 use crate::{GuestEnd, Identity};
 use plover_agent::Op;
+#[cfg(doc)]
+use plover_types::Frame;
 use plover_types::{Mac, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -252,8 +254,8 @@ pub struct QemuConfig {
     /// The content of UEFI's flash memory when the guest starts: [`Firmware::FLASH_BYTES`], or nothing for the variables
     /// of a new machine.
     pub flash: Vec<u8>,
-    /// The address of the guest's NIC.
-    pub mac: Mac,
+    /// The addresses of the guest's NICs: one to [`Frame::NICS_MAX`].
+    pub macs: Vec<Mac>,
     /// Whether the guest may leave checksums and the cutting of TCP segments to its host.
     pub offloads: bool,
     /// Whether the machine has a source of random bytes, which each host has its own of.
@@ -276,7 +278,7 @@ pub struct QemuConfig {
 }
 
 impl QemuConfig {
-    /// A guest with defaults for everything that has one.
+    /// A guest of one NIC, with defaults for everything that has one.
     pub fn new(boot: Boot, mac: Mac) -> Self {
         Self {
             qemu: None,
@@ -288,7 +290,7 @@ impl QemuConfig {
             boot,
             firmware: Firmware::default(),
             flash: Vec::new(),
-            mac,
+            macs: vec![mac],
             offloads: true,
             rng: false,
             watchdog: None,

@@ -63,6 +63,7 @@ pub mod fuzz;
 mod hash;
 mod identity;
 mod nic;
+mod nics;
 mod qemu;
 pub mod qmp;
 mod ram;

@@ -1,4 +1,4 @@
-//! The guest's NIC: a pair of connected datagram sockets, one frame a datagram.
+//! A NIC of the guest's: a pair of connected datagram sockets, one frame a datagram.
 //!
 //! ```text
 //!   plover                                           QEMU
@@ -37,7 +37,9 @@ use crate::VmError;
 use plover_types::Frame;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Memory that a frame takes in a socket beside its bytes: the kernel accounts 2,304 bytes for a full-size one of 1,514.
 const FRAME_WEIGHT: usize = 790;
@@ -46,7 +48,10 @@ const FRAME_WEIGHT: usize = 790;
 /// is over 3,500 full frames, more than a slot of the longest length sends on a 1 Gbit/s link.
 const OUTPUT_BYTES: usize = 8 << 20;
 
-/// Our side of the guest's NIC.
+/// How long a NIC that reads nothing is waited for. One that is down in the guest never reads.
+const READS_WITHIN: Duration = Duration::from_millis(200);
+
+/// Our side of a NIC of the guest's.
 pub(crate) struct Nic {
     ours: OwnedFd,
     theirs: OwnedFd,
@@ -57,11 +62,13 @@ pub(crate) struct Nic {
     holding: bool,
     bytes_max: usize,
     receiver: Receiver,
+    /// Bytes that QEMU had not read when it was last asked, and since when it has read none of them.
+    unread: Cell<(u64, Instant)>,
 }
 
 impl Nic {
-    /// A NIC for a guest that does not run yet. Frames of `bytes_max` may wait in the socket, and as many beside it.
-    pub(crate) fn new(bytes_max: usize) -> Result<Self, VmError> {
+    /// The NIC of this number, for a guest that does not run yet. Frames of `bytes_max` may wait in the socket, and as many beside it.
+    pub(crate) fn new(number: u8, bytes_max: usize) -> Result<Self, VmError> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::DGRAM,
@@ -80,7 +87,8 @@ impl Nic {
             held_bytes: 0,
             holding: true,
             bytes_max,
-            receiver: Receiver::new(),
+            receiver: Receiver::new(number),
+            unread: Cell::new((0, Instant::now())),
         })
     }
 
@@ -167,10 +175,19 @@ impl Nic {
         self.refill();
     }
 
-    /// Whether QEMU has read every frame fed.
+    /// Whether QEMU has read every frame fed, or has long read none.
     pub(crate) fn consumed_all(&self) -> bool {
-        self.held.is_empty()
-            && rustix::io::ioctl_fionread(&self.theirs).is_ok_and(|bytes| bytes == 0)
+        let Ok(unread) = rustix::io::ioctl_fionread(&self.theirs) else {
+            return false;
+        };
+        let (before, since) = self.unread.get();
+        if unread == 0 || unread < before || before == 0 {
+            self.unread.set((unread, Instant::now()));
+            return unread == 0 && self.held.is_empty();
+        }
+        // More may have come meanwhile.
+        self.unread.set((unread, since));
+        since.elapsed() >= READS_WITHIN
     }
 
     /// Takes the kept frames.
@@ -209,7 +226,7 @@ mod tests {
 
     /// Room for so many full-size frames.
     fn nic(frames: usize) -> Nic {
-        Nic::new(frames * (1514 + FRAME_WEIGHT)).unwrap()
+        Nic::new(0, frames * (1514 + FRAME_WEIGHT)).unwrap()
     }
 
     fn frame(number: u32) -> Frame {
@@ -220,7 +237,7 @@ mod tests {
     fn consume(nic: &mut Nic, count: usize) -> Vec<Frame> {
         let mut frames = Vec::new();
         let header = nic.agreed.header_bytes();
-        Receiver::new().receive(nic.qemu_fd(), count, header, &mut frames);
+        Receiver::new(0).receive(nic.qemu_fd(), count, header, &mut frames);
         frames
     }
 

@@ -178,7 +178,7 @@ fn offloads_are_what_the_guests_driver_takes() {
         let mut guest = Guest::boot(config);
         guest.wait_ping(1);
         let taken = if offloads { ALL_OFFLOADS } else { 0 };
-        assert_eq!(guest.vm.offloads(), taken);
+        assert_eq!(guest.vm.offloads(0), taken);
     }
 }
 

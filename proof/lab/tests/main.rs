@@ -23,6 +23,7 @@ mod faults;
 mod fleet;
 mod metal;
 mod metrics;
+mod nics;
 mod pgbench;
 mod planned;
 mod policies;

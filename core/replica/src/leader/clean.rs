@@ -88,7 +88,7 @@ impl CleanReplies {
     fn take_word(&mut self, route: &Route, payload: &[u8]) -> Option<SyncNo> {
         let is_of_route = |word: &Reply| {
             let (address, port) = word.guest;
-            word.protocol == route.protocol
+            word.protocol == route.ip_protocol()
                 && word.client == route.destination
                 && port == route.source.1
                 && address.is_none_or(|address| address == route.source.0)

@@ -84,13 +84,15 @@ impl Body {
                 self.facing = facing;
                 // Frames that still come to a leader that has handed over are sent on.
                 if facing || clock::now() >= self.sends_on_until {
-                    self.tap.drain();
+                    self.taps.drain();
                 }
             }
             Action::SendOn(frames) => self.begin_to_send_on(frames),
             Action::Announce => {
-                for frame in self.announcement.frames() {
-                    self.tap.write(&frame);
+                for (announcement, nic) in self.announcements.iter().zip(0..) {
+                    for frame in announcement.frames() {
+                        self.taps.write(&frame.on_nic(nic));
+                    }
                 }
             }
             Action::Console(hold) => {
@@ -118,7 +120,7 @@ impl Body {
             return;
         }
         for frame in &frames[..crash.unwrap_or(frames.len())] {
-            if !self.tap.write(frame) {
+            if !self.taps.write(frame) {
                 tracing::debug!("the TAP did not take a frame");
             }
         }

@@ -125,9 +125,9 @@ impl Body {
         if let Some(vm) = &mut self.vm {
             vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
         }
-        self.outputs_left = outputs.len() == FRAMES_PER_TURN;
+        self.outputs_left = outputs.len() >= FRAMES_PER_TURN;
         if !outputs.is_empty() {
-            self.announcement.learn(&outputs);
+            self.learn_addresses(&outputs);
             if let Some(said) = self.take_replies() {
                 self.apply(said)?;
             }
@@ -137,6 +137,12 @@ impl Body {
             }
         }
         Ok(())
+    }
+
+    fn learn_addresses(&mut self, sent: &[Frame]) {
+        for (nic, announcement) in self.announcements.iter_mut().enumerate() {
+            announcement.learn(sent.iter().filter(|frame| usize::from(frame.nic()) == nic));
+        }
     }
 
     /// Words of programs in this leader's guest about their replies. Each word comes before its reply.
@@ -162,7 +168,7 @@ impl Body {
             unconsumed = vm.take_unconsumed();
         }
         self.agent_pauses();
-        self.announcement.learn(&outputs);
+        self.learn_addresses(&outputs);
         Event::GuestPaused {
             outputs,
             unconsumed,

@@ -48,7 +48,7 @@ use crate::recent::RecentLog;
 use crate::service::Service;
 use crate::storage::Storage;
 use crate::supervisor::ThisProcess;
-use crate::tap::Tap;
+use crate::tap::Taps;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
 use crate::variables::Variables;
@@ -145,7 +145,7 @@ struct Body {
     service: Service,
     sent_on: SentOn,
     packer: Packer,
-    tap: Tap,
+    taps: Taps,
     uplink: Uplink,
     facing: bool,
     vm: Option<QemuVm>,
@@ -171,7 +171,8 @@ struct Body {
     staging: Option<(SyncNo, Micros)>,
     /// How long that took.
     staged: Histogram,
-    announcement: Announcement,
+    /// Of each NIC.
+    announcements: Vec<Announcement>,
     crash_in: Option<plover_syncvm::Phase>,
     crash_at: Option<Area>,
     /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
@@ -294,10 +295,7 @@ impl Body {
         ];
         fds.push((&mut ready.uplink, self.uplink.as_fd()));
         // One that is down has nothing to read, and one that was deleted polls readable for ever.
-        let reads_tap = self.facing || now < self.sends_on_until;
-        if reads_tap && self.uplink.is_up() {
-            fds.push((&mut ready.tap, self.tap.as_fd()));
-        }
+        let reads_taps = (self.facing || now < self.sends_on_until) && self.uplink.is_up();
         if let Some(disks) = &self.disks {
             fds.push((&mut ready.disks, borrow(disks.wait_fd(), disks)));
         }
@@ -310,9 +308,11 @@ impl Body {
         if let Some(vm) = &self.vm {
             fds.push((&mut ready.vm, borrow(vm.wait_fd(), vm)));
         }
-        let mut polled: Vec<_> = fds
-            .iter()
-            .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        let taps = self.taps.iter().filter(|_| reads_taps);
+        let polled = fds.iter().map(|(_, fd)| *fd);
+        let polled = polled.chain(taps.map(AsFd::as_fd));
+        let mut polled: Vec<_> = polled
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         if span == Micros::ZERO && self.first_until.is_some() {
             // Loops of other guests wait for this CPU at the same priority.
@@ -323,6 +323,8 @@ impl Body {
             // After a signal `poll` reports no source, so all are read.
             **ready = counted.is_err() || !polled.revents().is_empty();
         }
+        let mut of_taps = polled[fds.len()..].iter();
+        ready.tap = of_taps.any(|tap| counted.is_err() || !tap.revents().is_empty());
         self.ready = ready;
         self.see_whether_late(now + span);
     }

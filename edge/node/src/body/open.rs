@@ -53,7 +53,7 @@ impl Body {
         private::folder("paths.state_dir", &config.paths.state_dir)?;
         let control = Control::listen(run_dir, &file.path)
             .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
-        let uplink = Uplink::watch(config.net.devices())
+        let uplink = Uplink::watch(config.net_devices())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
         let newest = config.group.newest_version();
@@ -115,6 +115,7 @@ impl Body {
         if let Some(fabric) = &mut fabric {
             fabric.speak(replica.consensus_core().versions());
         }
+        let announcements = qemu.macs.iter().copied().map(Announcement::new).collect();
         Ok(Self {
             qemu,
             variables,
@@ -132,7 +133,7 @@ impl Body {
             supervisor: process.supervisor,
             service: Service::from_environment(process.supervisor),
             sent_on: SentOn::default(),
-            tap: process.tap,
+            taps: process.taps,
             uplink,
             facing: false,
             vm: None,
@@ -153,7 +154,7 @@ impl Body {
             failures: Failures::default(),
             staging: None,
             staged: Histogram::default(),
-            announcement: Announcement::new(config.guest.mac),
+            announcements,
             crash_in: None,
             crash_at: None,
             suspicions: 0,

@@ -67,7 +67,7 @@ impl Body {
         let config = &self.config;
         self.packer.set(config.policy.compresses());
         self.trace.set_syncs(config.debug.trace_syncs);
-        self.uplink.set(config.net.devices());
+        self.uplink.set(config.net_devices());
         let tuning = config.tuning();
         self.place();
         self.apply(Event::Tuned(Box::new(tuning)))?;

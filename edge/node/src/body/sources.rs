@@ -4,12 +4,10 @@ use super::{Body, BoxError, FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, WORK_A_TURN};
 use crate::clock;
 use crate::death::{Reports, is_for_one};
 use crate::relay::Relayed;
-use crate::tap::Tap;
 use plover_disk::DiskEvent;
 use plover_fabric::FabricEvent;
 use plover_replica::Event;
 use plover_types::{Frame, Lane, Micros, ReplicaId};
-use plover_vm::QemuVm;
 
 /// For how long a leader that has handed over sends on what clients still send to it: until the next one has
 /// announced the guest, which takes some 10 ms.
@@ -159,12 +157,7 @@ impl Body {
     }
 
     pub(super) fn look_at_uplink(&mut self) -> Result<(), BoxError> {
-        if !self.tap.is_attached() {
-            // It was deleted; there may be another of its name by now.
-            if let Ok(tap) = Tap::attach(&self.config.net.tap) {
-                self.tap = tap;
-            }
-        }
+        self.taps.attach_again(&self.config.taps());
         match self.uplink.look() {
             Some(up) => self.apply(Event::Uplink { up }),
             None => Ok(()),
@@ -177,7 +170,7 @@ impl Body {
         }
         let mut frames = self.sent_on.take(clock::now());
         self.allow_offloads();
-        self.tap
+        self.taps
             .read(FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, &mut frames);
         if frames.is_empty() {
             Ok(())
@@ -187,17 +180,18 @@ impl Body {
         }
     }
 
-    /// The TAP leaves to the guest what the guest's driver takes. Frames that wait in it are as before: a guest that has just
+    /// Each TAP leaves to the guest what the guest's driver takes. Frames that wait in it are as before: a guest that has just
     /// booted drops those that are too long for it, as a network card does.
     fn allow_offloads(&mut self) {
-        self.tap.allow(self.vm.as_ref().map_or(0, QemuVm::offloads));
+        let vm = self.vm.as_ref();
+        self.taps.allow(|nic| vm.map_or(0, |vm| vm.offloads(nic)));
     }
 
     /// This leader hands over: what clients have sent here goes to the next one.
     pub(super) fn begin_to_send_on(&mut self, frames: Vec<Frame>) {
         self.sends_on_until = clock::now() + SEND_ON_FOR;
         // They go on as datagrams, for which a long segment is too long.
-        self.tap.allow_nothing();
+        self.taps.allow_nothing();
         if let Some(reporter) = &self.reporter {
             frames.into_iter().for_each(|frame| reporter.send_on(frame));
         }
@@ -206,7 +200,7 @@ impl Body {
     /// Clients do not know yet that the guest is elsewhere, and have sent more.
     pub(super) fn send_on(&mut self) {
         let mut frames = Vec::new();
-        self.tap
+        self.taps
             .read(FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, &mut frames);
         if let Some(reporter) = &self.reporter {
             let frames = frames.into_iter().filter(is_for_one);

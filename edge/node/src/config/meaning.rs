@@ -48,6 +48,21 @@ impl DiskConfig {
 }
 
 impl ReplicaConfig {
+    /// The TAP devices, by the numbers of the guest's NICs.
+    pub(crate) fn taps(&self) -> Vec<&str> {
+        let others = self.nic.iter().map(|nic| &nic.tap);
+        let taps = std::iter::once(&self.net.tap).chain(others);
+        taps.map(String::as_str).collect()
+    }
+
+    /// The devices that must carry frames for clients to reach the guest here.
+    pub(crate) fn net_devices(&self) -> Vec<String> {
+        let others = self.nic.iter().filter_map(|nic| nic.uplink.as_ref());
+        let uplinks = self.net.uplink.iter().chain(others).cloned();
+        let taps = self.taps().into_iter().map(str::to_owned);
+        taps.chain(uplinks).collect()
+    }
+
     /// The guest as the hypervisor driver wants it.
     pub fn qemu(&self) -> QemuConfig {
         let guest = &self.guest;
@@ -67,6 +82,7 @@ impl ReplicaConfig {
         config.accel = guest.accel;
         config.vcpus = guest.vcpus;
         config.mem_mib = guest.mem_mib;
+        config.macs.extend(self.nic.iter().map(|nic| nic.mac));
         config.offloads = guest.offloads;
         config.rng = guest.rng;
         config.watchdog = guest.watchdog;

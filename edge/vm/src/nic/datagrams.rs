@@ -26,11 +26,16 @@ const NO_PART: libc::iovec = libc::iovec {
 };
 
 /// The room for what is received. Memory is taken for it as frames need it.
-pub(super) struct Receiver(Box<[u8]>);
+pub(super) struct Receiver {
+    places: Box<[u8]>,
+    /// The number of the NIC.
+    nic: u8,
+}
 
 impl Receiver {
-    pub(super) fn new() -> Self {
-        Self(vec![0; BATCH * PLACE_BYTES].into_boxed_slice())
+    pub(super) fn new(nic: u8) -> Self {
+        let places = vec![0; BATCH * PLACE_BYTES].into_boxed_slice();
+        Self { places, nic }
     }
 
     /// Receives at most `max` datagrams, each a frame behind a header of `header` bytes.
@@ -63,7 +68,7 @@ impl Receiver {
         let mut rest = [0u8; HEADER_BYTES_MAX];
         let offload = header.min(Offload::BYTES);
         let mut parts = [[NO_PART; PARTS]; BATCH];
-        let places = self.0.chunks_exact_mut(PLACE_BYTES);
+        let places = self.places.chunks_exact_mut(PLACE_BYTES);
         for (parts, place) in parts.iter_mut().zip(places) {
             let (before, ethernet) = place.split_at_mut(Frame::PREFIX_BYTES);
             *parts = [
@@ -73,7 +78,7 @@ impl Receiver {
             ];
         }
         let mut messages = messages(&mut parts);
-        // SAFETY: the kernel writes to the parts of the first `asked` messages, which are within `self.0` and `rest`.
+        // SAFETY: the kernel writes to the parts of the first `asked` messages, which are within `self.places` and `rest`.
         // Both outlive the call, and nothing refers to them meanwhile. No timeout is given.
         let got = retried(|| unsafe {
             libc::recvmmsg(
@@ -85,13 +90,13 @@ impl Receiver {
             )
         });
         let got = got.unwrap_or(0);
-        let places = self.0.chunks_exact_mut(PLACE_BYTES);
+        let places = self.places.chunks_exact_mut(PLACE_BYTES);
         for (message, place) in messages[..got].iter().zip(places) {
             // A datagram without an Ethernet frame is none.
             let ethernet = (message.msg_len as usize).saturating_sub(header);
             if ethernet > 0 {
                 let end = Frame::PREFIX_BYTES + ethernet;
-                frames.push(Frame::received(&mut place[..end]));
+                frames.push(Frame::received(&mut place[..end], self.nic));
             }
         }
         got

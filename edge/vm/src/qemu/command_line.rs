@@ -11,7 +11,8 @@ use std::ffi::OsString;
 #[derive(Clone, Debug)]
 pub(super) struct Inherited {
     pub(super) ram: i32,
-    pub(super) nic: i32,
+    /// In the order of [`QemuConfig::macs`].
+    pub(super) nics: Vec<i32>,
     pub(super) qmp: i32,
     pub(super) console: i32,
     /// Of the channel to the guest's agent, if there is one.
@@ -122,30 +123,7 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     line.option("-mon", "chardev=qmp,mode=control");
     line.option("-chardev", format!("socket,id=console,fd={}", fds.console));
     line.option("-serial", "chardev:console");
-    line.option(
-        "-netdev",
-        match config.offloads {
-            // A socket, which the agent makes a TAP device in QEMU's eyes.
-            true => format!("tap,id=net,fd={},vhost=off", fds.nic),
-            false => format!("dgram,id=net,local.type=fd,local.str={}", fds.nic),
-        },
-    );
-    // A guest that announced itself after each load would send frames that the other one does not, and do
-    // work that the other one does not. Replicas announce the guest.
-    line.option(
-        "-device",
-        match config.machine {
-            Machine::Microvm => format!(
-                "virtio-net-device,netdev=net,mac={},guest_announce=off",
-                config.mac
-            ),
-            // romfile=: no network boot, and no option ROM that a newer package may change.
-            _ => format!(
-                "virtio-net-pci,netdev=net,mac={},guest_announce=off,romfile=",
-                config.mac
-            ),
-        },
-    );
+    nic(&mut line, config, fds, 0);
     disks(&mut line, config, &fds.disks);
     let kind = match config.machine {
         Machine::Microvm => "device",
@@ -174,6 +152,9 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         }
         line.option("-action", "watchdog=reset");
     }
+    for number in 1..config.macs.len() {
+        nic(&mut line, config, fds, number);
+    }
     if config.display {
         // It listens nowhere: each viewer is a socket that QEMU is given.
         line.option("-vnc", "none");
@@ -185,6 +166,34 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     // Not to run before the first `cont`.
     line.flag("-S");
     line.0
+}
+
+/// A NIC of the guest's.
+fn nic(line: &mut Line, config: &QemuConfig, fds: &Inherited, number: usize) {
+    let (id, fd, mac) = (
+        format!("net{number}"),
+        fds.nics[number],
+        config.macs[number],
+    );
+    line.option(
+        "-netdev",
+        match config.offloads {
+            // A socket, which the agent makes a TAP device in QEMU's eyes.
+            true => format!("tap,id={id},fd={fd},vhost=off"),
+            false => format!("dgram,id={id},local.type=fd,local.str={fd}"),
+        },
+    );
+    // A guest that announced itself after each load would send frames that the other one does not, and do
+    // work that the other one does not. Replicas announce the guest.
+    let common = format!("netdev={id},mac={mac},guest_announce=off");
+    line.option(
+        "-device",
+        match config.machine {
+            Machine::Microvm => format!("virtio-net-device,{common}"),
+            // romfile=: no network boot, and no option ROM that a newer package may change.
+            _ => format!("virtio-net-pci,{common},romfile="),
+        },
+    );
 }
 
 /// The two flash chips of UEFI: code, and variables. Returns what the machine is told of them.
@@ -348,7 +357,7 @@ mod tests {
     fn line(config: &QemuConfig) -> String {
         let fds = Inherited {
             ram: 10,
-            nic: 11,
+            nics: vec![11, 30],
             qmp: 12,
             console: 13,
             guest_agent: config.agent.then_some(14),
@@ -362,7 +371,7 @@ mod tests {
     #[test]
     fn every_machine_gets_its_nic_and_its_conditions() {
         let microvm = line(&config(Machine::Microvm, kernel()));
-        assert!(microvm.contains("virtio-net-device,netdev=net,mac=52:54:00:00:00:01"));
+        assert!(microvm.contains("virtio-net-device,netdev=net0,mac=52:54:00:00:00:01"));
         assert!(microvm.contains("-kernel /k -append console=ttyS0"));
         assert!(
             microvm.contains("guest=a,,b"),

@@ -41,7 +41,7 @@ impl QemuVm {
     /// Collects what happened since the last call.
     pub fn poll(&mut self, events: &mut Vec<VmEvent>) {
         self.pump();
-        self.nic.refill();
+        self.nics.refill();
         self.console.flush();
         self.guest_agent.iter_mut().for_each(Console::flush);
         events.extend(self.events.drain(..));
@@ -57,7 +57,7 @@ impl QemuVm {
     /// does not report room.
     pub fn has_backlog(&self) -> bool {
         let agent = self.guest_agent.as_ref().is_some_and(Console::has_backlog);
-        self.nic.has_backlog() || self.console.has_backlog() || agent
+        self.nics.has_backlog() || self.console.has_backlog() || agent
     }
 
     /// QEMU's process id, for people and fault tests.
@@ -194,35 +194,33 @@ impl QemuVm {
 
 /// NIC, console and CPU time.
 impl QemuVm {
-    /// Puts frames into the guest's NIC queue. Returns how many of them were taken, the first ones: the queue is full.
-    /// A guest that is off has no NIC that listens, and takes all.
+    /// Puts frames into the queues of the guest's NICs. Returns how many of them were taken: a queue may be full. A guest
+    /// that is off has no NIC that listens, and takes all.
     pub fn feed(&mut self, frames: &[Frame]) -> usize {
         if self.is_off() {
             return frames.len();
         }
-        self.nic.feed(frames)
+        self.nics.feed(frames)
     }
 
-    /// What the guest leaves to others in the frames it gets (`TUN_F_…`): a TAP device may leave as much. It changes when
-    /// the guest's driver starts, and with a load.
-    pub fn offloads(&self) -> u32 {
-        self.nic.offloads()
+    /// What the guest leaves to others in the frames that this NIC of its gets (`TUN_F_…`): a TAP device may leave as much. It
+    /// changes when the guest's driver starts, and with a load.
+    pub fn offloads(&self, nic: usize) -> u32 {
+        self.nics.offloads(nic)
     }
 
     /// Whether QEMU has consumed every frame fed and every byte typed, and its disks have answered
     /// every request. A guest that stands still for an operator consumes no more.
     pub fn consumed_all(&self) -> bool {
         let disks_idle = self.disks.as_ref().is_none_or(Attachment::is_idle);
-        let inputs = self.stands() || self.nic.consumed_all() && self.console.consumed_all();
+        let inputs = self.stands() || self.nics.consumed_all() && self.console.consumed_all();
         inputs && disks_idle
     }
 
     /// While paused: takes back the frames and typed bytes that QEMU has not consumed.
     pub fn take_unconsumed(&mut self) -> Unconsumed {
-        let mut frames = Vec::new();
-        self.nic.take_unconsumed(&mut frames);
         Unconsumed {
-            frames,
+            frames: self.nics.take_unconsumed(),
             typed: self.console.take_unconsumed(),
         }
     }
@@ -238,15 +236,16 @@ impl QemuVm {
             false => epoll::EventFlags::empty(),
         };
         let data = epoll::EventData::new_u64(NIC);
+        let mut nics = self.nics.fds();
         // If the kernel refuses the change, we keep receiving these events, which is harmless.
-        if epoll::modify(&self.epoll, self.nic.fd(), data, flags).is_ok() {
+        if nics.all(|nic| epoll::modify(&self.epoll, nic, data, flags).is_ok()) {
             self.hears_outputs = hear;
         }
     }
 
-    /// Frames that the guest has sent since the last call; at most `max` a call.
+    /// Frames that the guest has sent since the last call; of each NIC at most `max` a call.
     pub fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
-        self.nic.take_outputs(max, frames);
+        self.nics.take_outputs(max, frames);
     }
 
     /// Types on the guest's serial console, unless the guest is off. Returns how many bytes are lost, because the guest reads
@@ -291,14 +290,14 @@ impl QemuVm {
 
     /// The guest is about to stop: QEMU gets no inputs before [`Self::release_inputs`].
     pub(super) fn hold_inputs(&mut self) {
-        self.nic.hold();
+        self.nics.hold();
         self.console.hold();
         self.guest_agent.iter_mut().for_each(Console::hold);
     }
 
     /// The guest is about to run: QEMU gets the inputs that were kept back.
     pub(super) fn release_inputs(&mut self) {
-        self.nic.release();
+        self.nics.release();
         self.console.release();
         self.guest_agent.iter_mut().for_each(Console::release);
     }

@@ -53,7 +53,7 @@ use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
 use crate::faults::Faults;
-use crate::nic::Nic;
+use crate::nics::Nics;
 use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
 use crate::regions::Regions;
@@ -115,7 +115,7 @@ pub struct QemuVm {
     /// The sizes that QEMU knows of.
     sizes: Sizes,
     state_file: StateFile,
-    nic: Nic,
+    nics: Nics,
     console: Console,
     /// The channel to the agent in the guest. (`agent` is plover's own, inside QEMU.)
     guest_agent: Option<Console>,

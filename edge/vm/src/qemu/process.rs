@@ -29,9 +29,8 @@ const STDERR_BYTES: usize = 2048;
 pub(super) struct Ends<'a> {
     pub(super) ram: BorrowedFd<'a>,
     pub(super) state: BorrowedFd<'a>,
-    pub(super) nic: BorrowedFd<'a>,
-    /// See [`crate::nic::Nic::agreed_fd`].
-    pub(super) agreed: BorrowedFd<'a>,
+    /// Each NIC, and its [`crate::nic::Nic::agreed_fd`].
+    pub(super) nics: Vec<(BorrowedFd<'a>, BorrowedFd<'a>)>,
     pub(super) qmp: BorrowedFd<'a>,
     pub(super) console: BorrowedFd<'a>,
     pub(super) guest_agent: Option<BorrowedFd<'a>>,
@@ -40,10 +39,10 @@ pub(super) struct Ends<'a> {
     pub(super) disks: Vec<BorrowedFd<'a>>,
 }
 
-/// The agent's socket; and the NIC that it is to make a TAP device of, with the page in which it says what was agreed.
+/// The agent's socket; and the NICs that it is to make TAP devices of, with the pages in which it says what was agreed.
 pub(crate) struct Agent<'a> {
     pub(crate) socket: BorrowedFd<'a>,
-    pub(crate) nic: Option<(BorrowedFd<'a>, BorrowedFd<'a>)>,
+    pub(crate) nics: Vec<(BorrowedFd<'a>, BorrowedFd<'a>)>,
 }
 
 /// A child that is ended when this is dropped.
@@ -65,21 +64,14 @@ impl Process {
     ) -> Result<Self, VmError> {
         let fds = Inherited {
             ram: ends.ram.as_raw_fd(),
-            nic: ends.nic.as_raw_fd(),
+            nics: ends.nics.iter().map(|(nic, _)| nic.as_raw_fd()).collect(),
             qmp: ends.qmp.as_raw_fd(),
             console: ends.console.as_raw_fd(),
             guest_agent: ends.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             disks: ends.disks.iter().map(AsRawFd::as_raw_fd).collect(),
         };
-        let mut inherit = vec![
-            ends.ram,
-            ends.state,
-            ends.nic,
-            ends.agreed,
-            ends.qmp,
-            ends.console,
-            ends.orders,
-        ];
+        let mut inherit = vec![ends.ram, ends.state, ends.qmp, ends.console, ends.orders];
+        inherit.extend(ends.nics.iter().flat_map(|(nic, agreed)| [*nic, *agreed]));
         inherit.extend(ends.guest_agent);
         inherit.extend(&ends.disks);
         let mut files = files(config);
@@ -93,7 +85,11 @@ impl Process {
             &inherit,
             Some(Agent {
                 socket: ends.agent,
-                nic: config.offloads.then_some((ends.nic, ends.agreed)),
+                nics: if config.offloads {
+                    ends.nics.clone()
+                } else {
+                    Vec::new()
+                },
             }),
             &files,
         )
@@ -129,9 +125,13 @@ impl Process {
             }
             command.env("LD_PRELOAD", preload);
             command.env(AGENT_FD_ENV, agent.socket.as_raw_fd().to_string());
-            if let Some((socket, page)) = agent.nic {
-                let numbers = format!("{},{}", socket.as_raw_fd(), page.as_raw_fd());
-                command.env(AGENT_NIC_ENV, numbers);
+            let numbers = agent
+                .nics
+                .iter()
+                .map(|(socket, page)| format!("{},{}", socket.as_raw_fd(), page.as_raw_fd()));
+            let numbers: Vec<_> = numbers.collect();
+            if !numbers.is_empty() {
+                command.env(AGENT_NIC_ENV, numbers.join(" "));
             }
         }
         let parent = rustix::process::getpid();

@@ -11,7 +11,7 @@ use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
 use crate::faults::Faults;
-use crate::nic::Nic;
+use crate::nics::Nics;
 use crate::qmp::Qmp;
 use crate::ram::Ram;
 use crate::regions::Regions;
@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Bytes of frames that may wait in the socket of the guest's NIC, and as many again before it. More are refused, as by
+/// Bytes of frames that may wait in the sockets of the guest's NICs, and as many again before them. More are refused, as by
 /// the queue of a NIC. At 10 Gbit/s they come in 1.6 ms. A sync sends what is left of both in one message, of which the
 /// bulk lane takes 8 MiB.
 const FEED_BYTES_MAX: usize = 2 << 20;
@@ -61,7 +61,7 @@ impl QemuVm {
         // QEMU hears these sizes when it connects; nothing changes them before.
         let sizes = Sizes::new(disks.as_ref().map(Attachment::sizes).unwrap_or_default());
         let state_file = StateFile::new()?;
-        let nic = Nic::new(FEED_BYTES_MAX)?;
+        let nics = Nics::new(config.macs.len(), FEED_BYTES_MAX)?;
         let console = Console::new()?;
         let guest_agent = config.agent.then(Console::new).transpose()?;
         let (mut agent, agent_end) = AgentLink::new()?;
@@ -72,8 +72,10 @@ impl QemuVm {
         let ends = Ends {
             ram: ram.fd(),
             state: state_file.fd(),
-            nic: nic.qemu_fd(),
-            agreed: nic.agreed_fd(),
+            nics: nics
+                .iter()
+                .map(|nic| (nic.qemu_fd(), nic.agreed_fd()))
+                .collect(),
             qmp: qmp_end.as_fd(),
             console: console.qemu_fd(),
             guest_agent: guest_agent.as_ref().map(Console::qemu_fd),
@@ -98,7 +100,6 @@ impl QemuVm {
             .map_err(VmError::io("making an eventfd"))?;
         let guest_agent_fd = guest_agent.as_ref().map(|it| (GUEST_AGENT, it.fd()));
         let watched = [
-            (NIC, nic.fd()),
             (QMP, qmp.fd()),
             (AGENT, agent.fd()),
             (ORDERS, order_link.fd()),
@@ -107,7 +108,8 @@ impl QemuVm {
             (PROCESS, process.pidfd()),
             (WAKE, wake.as_fd()),
         ];
-        for (tag, fd) in watched.into_iter().chain(guest_agent_fd) {
+        let nic_fds = nics.fds().map(|fd| (NIC, fd));
+        for (tag, fd) in watched.into_iter().chain(nic_fds).chain(guest_agent_fd) {
             let tag = epoll::EventData::new_u64(tag);
             epoll::add(&epoll, fd, tag, epoll::EventFlags::IN)
                 .map_err(VmError::io("adding to an epoll set"))?;
@@ -121,7 +123,7 @@ impl QemuVm {
             ram,
             disks,
             state_file,
-            nic,
+            nics,
             console,
             guest_agent,
             qmp,

@@ -36,11 +36,12 @@ impl QemuVm {
             true => format!("{release}, {}", config.machine),
             false => made.machine_type.clone(),
         };
+        let macs: Vec<_> = config.macs.iter().map(ToString::to_string).collect();
         let mut needed = vec![format!(
             "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}{}{}",
             self.accel,
             config.vcpus,
-            config.mac,
+            macs.join(" "),
             if config.offloads { " offloads" } else { "" },
             disks.join(", "),
             if config.rng { ", rng" } else { "" },
