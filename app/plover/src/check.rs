@@ -160,7 +160,13 @@ fn kib_of(text: &str, key: &str) -> Option<u64> {
 
 /// The TAP device and the uplink.
 fn network(report: &mut Report, config: &ReplicaConfig) {
-    let tap = &config.net.tap;
+    card(report, &config.net.tap, config.net.uplink.as_deref());
+    for nic in &config.nic {
+        card(report, &nic.tap, nic.uplink.as_deref());
+    }
+}
+
+fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
     let what = format!("TAP {tap}");
     let told = |key: &str| of_device(tap, key);
     let flags = told("tun_flags").and_then(|text| {
@@ -204,11 +210,11 @@ fn network(report: &mut Report, config: &ReplicaConfig) {
             ),
         },
     }
-    let Some(uplink) = &config.net.uplink else {
+    let Some(uplink) = uplink else {
         return report.add(
-            "uplink",
+            format!("uplink of {tap}"),
             Verdict::Weak,
-            "net.uplink names none, so a leader whose cable is pulled keeps the guest",
+            "the configuration names none, so a leader whose cable is pulled keeps the guest",
         );
     };
     let what = format!("uplink {uplink}");

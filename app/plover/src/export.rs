@@ -107,7 +107,7 @@ fn intent(config: &ReplicaConfig) -> Intent {
         name: config.group.name.clone(),
         folder: PathBuf::new(),
         tap: config.net.tap.clone(),
-        bridge: None,
+        bridges: Vec::new(),
         mib: std::collections::HashMap::new(),
     }
 }

@@ -83,7 +83,12 @@ pub fn run(options: &InitOptions) -> Result<ExitCode> {
     }
     let bridge = options.group.bridge.as_deref().unwrap_or("br0");
     let others: Vec<PathBuf> = seed.into_iter().map(|seed| seed.file).collect();
-    output::print(group.next_steps(&files, &others, &group.connect(bridge), &place))?;
+    output::print(group.next_steps(
+        &files,
+        &others,
+        &[group::connect(&options.group.tap, bridge)],
+        &place,
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -68,7 +68,9 @@ fn serves_both_over_failovers(lab: &mut Lab, progress: &Progress) -> Result<()> 
     restart_as_witness(lab, dead, progress)?;
 
     // A leader that does not reach one of its networks hands over.
-    lab.wait_until_settled(&mut lab.traces(), progress, Duration::from_secs(60))?;
+    let mut traces = lab.traces();
+    traces.take();
+    lab.wait_until_settled(&mut traces, progress, Duration::from_secs(60))?;
     let leader = lab.find(&role("leader"))?;
     let host = lab.topology().replica(leader.into());
     let mut unplug = Command::new("ip");

@@ -74,16 +74,16 @@ fn clashes(config: &ReplicaConfig, other: &ReplicaConfig) -> Vec<(Verdict, Strin
             config.group.name
         ));
     }
-    if config.net.tap == other.net.tap {
+    let (taps, theirs) = (config.taps(), other.taps());
+    for tap in taps.iter().filter(|tap| theirs.contains(tap)) {
         missing(format!(
-            "both use the TAP device {}: make one for each, and set net.tap",
-            config.net.tap
+            "both use the TAP device {tap}: make one for each, and set net.tap or nic.tap"
         ));
     }
-    if config.guest.mac == other.guest.mac {
+    let (macs, theirs) = (config.qemu().macs, other.qemu().macs);
+    for mac in macs.iter().filter(|mac| theirs.contains(mac)) {
         missing(format!(
-            "both guests have the MAC address {}: set guest.mac, on all hosts",
-            config.guest.mac
+            "both guests have the MAC address {mac}: set guest.mac or nic.mac, on all hosts"
         ));
     }
     let (own, theirs) = (&config.paths, &other.paths);

@@ -44,6 +44,8 @@ pub enum Table {
     Guest,
     /// The disk of this place.
     Disk(usize),
+    /// The network card of this place, which is not the first.
+    Nic(usize),
 }
 
 /// A judgement of one node.
@@ -71,6 +73,17 @@ impl Said {
     /// This judgement sets a key of `[guest]`, too.
     pub fn sets(mut self, key: &'static str, value: impl Into<toml::Value>) -> Self {
         self.sets.push((Table::Guest, key, value.into()));
+        self
+    }
+
+    /// This judgement sets a key of a `[[nic]]`, too.
+    pub fn sets_nic(
+        mut self,
+        place: usize,
+        key: &'static str,
+        value: impl Into<toml::Value>,
+    ) -> Self {
+        self.sets.push((Table::Nic(place), key, value.into()));
         self
     }
 
@@ -211,13 +224,15 @@ impl<'o> Account<'o> {
         kinds
     }
 
-    /// The keys of `[guest]`, and of each `[[disk]]`.
-    pub fn keys(&self, disks: usize) -> (Keys, Vec<Keys>) {
+    /// The keys of `[guest]`, of each `[[disk]]` and of each `[[nic]]`.
+    pub fn keys(&self, disks: usize, nics: usize) -> (Keys, Vec<Keys>, Vec<Keys>) {
         let (mut guest, mut all) = (Keys::new(), vec![Keys::new(); disks]);
+        let mut others = vec![Keys::new(); nics];
         for (table, key, value) in self.all().flat_map(|said| &said.sets) {
             let keys = match table {
                 Table::Guest => &mut guest,
                 Table::Disk(place) => &mut all[*place],
+                Table::Nic(place) => &mut others[*place - 1],
             };
             let there = keys.iter_mut().find(|(name, _)| name == key);
             match (there, value) {
@@ -228,7 +243,7 @@ impl<'o> Account<'o> {
                 (None, value) => keys.push(((*key).to_owned(), value.clone())),
             }
         }
-        (guest, all)
+        (guest, all, others)
     }
 
     /// For programs: every node on its own.
@@ -264,6 +279,7 @@ fn full_key(table: Table, key: &str) -> String {
     match table {
         Table::Guest => format!("guest.{key}"),
         Table::Disk(place) => format!("disk[{place}].{key}"),
+        Table::Nic(place) => format!("nic[{}].{key}", place - 1),
     }
 }
 

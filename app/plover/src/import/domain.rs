@@ -1,8 +1,9 @@
 //! A libvirt domain: what rules of several nodes have to know.
 
 use super::account::{Said, changed, refused};
-use crate::init::group::bytes_of;
+use crate::init::group::{self, bytes_of};
 use anyhow::{Context, Result, bail, ensure};
+use plover_types::Frame;
 use plover_vm::{DiskBus, Firmware, Machine};
 use roxmltree::{Document, Node};
 use std::collections::HashMap;
@@ -17,10 +18,10 @@ pub struct Intent {
     pub name: String,
     /// The folder for the raw disks, on each host.
     pub folder: PathBuf,
-    /// The TAP of each host.
+    /// The TAP of each host for the first network card.
     pub tap: String,
-    /// The bridge of the clients' network, if it is not the XML's.
-    pub bridge: Option<String>,
+    /// The bridges of the cards' networks, in the cards' order, as far as they are not the XML's.
+    pub bridges: Vec<String>,
     /// The sizes of disks that are not on this host, in MiB, by the name of their target.
     pub mib: HashMap<String, u64>,
 }
@@ -79,8 +80,8 @@ pub struct Domain<'a> {
     pub firmware: Firmware,
     /// In the order of the document.
     pub disks: Vec<Disk<'a>>,
-    /// The one network card that the guest keeps.
-    pub nic: Option<Node<'a, 'a>>,
+    /// The network cards that the guest keeps, in the order of the document.
+    pub nics: Vec<Node<'a, 'a>>,
 }
 
 /// A child element by its name.
@@ -133,7 +134,10 @@ impl<'a> Domain<'a> {
             },
             firmware: firmware(root),
             disks: Vec::new(),
-            nic: of("interface").find(|nic| is_usual_nic(*nic)),
+            nics: of("interface")
+                .filter(|nic| is_usual_nic(*nic))
+                .take(Frame::NICS_MAX)
+                .collect(),
         };
         domain.disks = of("disk").map(|node| disk(node, domain.machine)).collect();
         let mut order: Vec<usize> = (0..domain.disks.len()).collect();
@@ -144,6 +148,17 @@ impl<'a> Domain<'a> {
             domain.disks[i].fate = Fate::Kept(place);
         }
         Ok(domain)
+    }
+
+    /// The TAP of the network card of this place.
+    pub fn tap(&self, place: usize) -> String {
+        group::tap(&self.intent.tap, place)
+    }
+
+    /// The bridge of its network, if it is not the XML's.
+    pub fn bridge(&self, place: usize) -> Option<&str> {
+        let named = self.intent.bridges.get(place).map(String::as_str);
+        named.filter(|name| !name.is_empty())
     }
 
     /// The file with its UEFI variables, if the XML names one.
@@ -267,7 +282,7 @@ fn firmware(root: Node<'_, '_>) -> Firmware {
 }
 
 /// A card whose frames come from a network of the host's.
-fn is_usual_nic(nic: Node<'_, '_>) -> bool {
+pub fn is_usual_nic(nic: Node<'_, '_>) -> bool {
     let kind = nic.attribute("type").unwrap_or_default();
     ["bridge", "network", "direct", "user", "ethernet"].contains(&kind)
 }

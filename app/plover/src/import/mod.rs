@@ -12,7 +12,7 @@ pub mod hook;
 mod judge;
 mod virsh;
 
-use crate::init::group::{Group, GroupOptions, ORIGINAL, write_all_new};
+use crate::init::group::{self, Group, GroupOptions, ORIGINAL, write_all_new};
 use crate::init::random_mac;
 use crate::output;
 use account::Account;
@@ -83,7 +83,7 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
         name: options.group.name(name)?,
         folder: options.disks.clone(),
         tap: options.group.tap.clone(),
-        bridge: options.group.bridge.clone(),
+        bridges: options.group.bridges(),
         mib: options
             .disk_mib
             .iter()
@@ -165,11 +165,12 @@ fn write(
     let name = domain.intent.name.clone();
     let mut group = Group::new(&options.group, name, options.group.hosts()?);
     let disks = domain.kept_disks();
-    (group.guest, group.disks) = account.keys(disks.len());
-    if domain.nic.and_then(|nic| child(nic, "mac")).is_none() {
-        group
-            .guest
-            .push(("mac".into(), random_mac()?.to_string().into()));
+    let others = domain.nics.len().saturating_sub(1);
+    (group.guest, group.disks, group.nics) = account.keys(disks.len(), others);
+    for keys in std::iter::once(&mut group.guest).chain(&mut group.nics) {
+        if !keys.iter().any(|(key, _)| key == "mac") {
+            keys.push(("mac".into(), random_mac()?.to_string().into()));
+        }
     }
     for (keys, disk) in group.disks.iter_mut().zip(&disks) {
         if disk.is_cdrom {
@@ -214,21 +215,27 @@ fn write(
     let steps = group.next_steps(
         &files,
         &others,
-        &connect(&group, domain),
+        &connects(domain),
         &disk_step(domain, &group, &disks, options.hook)?,
     );
     Ok(done + &steps)
 }
 
-/// How the TAP becomes a port of the bridge, in its VLAN.
-fn connect(group: &Group<'_>, domain: &Domain<'_>) -> String {
-    let of = |path: &str, name: &str| find(domain.nic?, path)?.attribute(name);
-    let bridge = domain.intent.bridge.as_deref();
+/// How each TAP becomes a port of its bridge, in its VLAN.
+fn connects(domain: &Domain<'_>) -> Vec<String> {
+    let places = 0..domain.nics.len().max(1);
+    places.map(|place| connect(domain, place)).collect()
+}
+
+fn connect(domain: &Domain<'_>, place: usize) -> String {
+    let nic = domain.nics.get(place).copied();
+    let of = |path: &str, name: &str| find(nic?, path)?.attribute(name);
+    let bridge = domain.bridge(place);
     let bridge = bridge
         .or_else(|| of("source", "bridge"))
         .unwrap_or("BRIDGE");
-    let tap = &domain.intent.tap;
-    let vlan = domain.nic.and_then(|nic| child(nic, "vlan"));
+    let tap = domain.tap(place);
+    let vlan = nic.and_then(|nic| child(nic, "vlan"));
     let is_trunk = vlan.is_some_and(|vlan| vlan.attribute("trunk") == Some("yes"));
     let tags = vlan.into_iter().flat_map(|vlan| vlan.children());
     let tags: Vec<_> = tags.filter_map(|tag| tag.attribute("id")).collect();
@@ -244,7 +251,7 @@ fn connect(group: &Group<'_>, domain: &Domain<'_>) -> String {
     let vlans = tags
         .iter()
         .map(|id| format!(" && bridge vlan add dev {tap} vid {id}{untagged}"));
-    group.connect(bridge) + &vlans.collect::<String>()
+    group::connect(&tap, bridge) + &vlans.collect::<String>()
 }
 
 /// The step that ends the original and takes its disks.

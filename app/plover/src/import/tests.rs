@@ -29,7 +29,7 @@ fn with_domain<T>(name: &str, bridge: Option<&str>, judge: impl FnOnce(&Domain<'
         name: name.into(),
         folder: "/var/lib/plover".into(),
         tap: "guest0".into(),
-        bridge: bridge.map(Into::into),
+        bridges: bridge.map(Into::into).into_iter().collect(),
         mib: [
             ("vda", 20480),
             ("vdb", 10240),
@@ -107,7 +107,7 @@ fn a_node_that_no_rule_knows_is_refused() {
             name: "it".into(),
             folder: known.intent.folder.clone(),
             tap: "guest0".into(),
-            bridge: None,
+            bridges: Vec::new(),
             mib: known.intent.mib.clone(),
         };
         let domain = Domain::read(&document, intent).unwrap();
@@ -134,10 +134,12 @@ fn the_accounts_are_these() {
     for name in FILES {
         let (account, keys) = with_domain(name, None, |domain| {
             let account = Account::of(domain, &[]);
-            let (guest, disks) = account.keys(domain.kept_disks().len());
+            let nics = domain.nics.len().saturating_sub(1);
+            let (guest, disks, nics) = account.keys(domain.kept_disks().len(), nics);
             let mut text = String::from("[guest]\n");
-            for (table, keys) in
-                std::iter::once(("", &guest)).chain(disks.iter().map(|disk| ("[[disk]]\n", disk)))
+            for (table, keys) in std::iter::once(("", &guest))
+                .chain(disks.iter().map(|disk| ("[[disk]]\n", disk)))
+                .chain(nics.iter().map(|nic| ("[[nic]]\n", nic)))
             {
                 text += table;
                 for (key, value) in keys {

@@ -28,7 +28,8 @@ pub struct GroupOptions {
     /// The TAP device that leads to the clients.
     #[arg(long, default_value = "guest0")]
     pub tap: String,
-    /// The bridge of each host that the TAP device becomes a port of.
+    /// The bridge of each host that the TAP device becomes a port of. Of a guest with several network cards, one for each:
+    /// br0,br1.
     #[arg(long, value_name = "BRIDGE")]
     pub bridge: Option<String>,
     /// The hosts' device towards the clients, such as eth0. A leader that loses it hands the guest over.
@@ -48,6 +49,19 @@ pub const ORIGINAL: &str = "domain.xml";
 /// The most characters of a network device's name.
 const DEVICE_NAME_MAX: usize = 15;
 
+/// The TAP of the network card of this place, where `first` is the first card's.
+pub fn tap(first: &str, place: usize) -> String {
+    match place {
+        0 => first.to_owned(),
+        _ => format!("{first}-{place}"),
+    }
+}
+
+/// How a TAP becomes a port of `bridge`.
+pub fn connect(tap: &str, bridge: &str) -> String {
+    format!("ip link set {tap} master {bridge} up")
+}
+
 /// Keys of one table of a configuration, in the order in which they are written. A key may be dotted.
 pub type Keys = Vec<(String, toml::Value)>;
 
@@ -60,6 +74,8 @@ pub struct Group<'a> {
     pub guest: Keys,
     /// Each `[[disk]]`.
     pub disks: Vec<Keys>,
+    /// Each `[[nic]]`, without its TAP.
+    pub nics: Vec<Keys>,
 }
 
 /// The files of a group.
@@ -123,6 +139,14 @@ impl GroupOptions {
     }
 }
 
+impl GroupOptions {
+    /// The bridges that are named, in the order of the network cards.
+    pub fn bridges(&self) -> Vec<String> {
+        let bridges = self.bridge.iter().flat_map(|names| names.split(','));
+        bridges.map(str::to_owned).collect()
+    }
+}
+
 impl<'a> Group<'a> {
     pub fn new(options: &'a GroupOptions, name: String, hosts: Vec<IpAddr>) -> Self {
         Self {
@@ -131,6 +155,7 @@ impl<'a> Group<'a> {
             hosts,
             guest: Keys::new(),
             disks: Vec::new(),
+            nics: Vec::new(),
         }
     }
 
@@ -220,6 +245,13 @@ impl<'a> Group<'a> {
         if let Some(uplink) = &options.uplink {
             let _ = writeln!(text, "uplink = {}", quoted(uplink));
         }
+        for (place, keys) in self.nics.iter().enumerate() {
+            let tap = quoted(&tap(&options.tap, place + 1));
+            let _ = write!(text, "\n[[nic]]\ntap = {tap}\n");
+            for (key, value) in keys {
+                let _ = writeln!(text, "{key} = {value}");
+            }
+        }
         if self.hosts.len() == 2 {
             // The default policy needs a majority.
             text += "\n[policy]\nname = \"colo\"\n";
@@ -233,18 +265,13 @@ impl<'a> Group<'a> {
         text
     }
 
-    /// How the TAP becomes a port of `bridge`.
-    pub fn connect(&self, bridge: &str) -> String {
-        format!("ip link set {} master {bridge} up", self.options.tap)
-    }
-
-    /// What was written, and what an operator does next. `connect` connects the TAP; `disks` is the step that puts the
+    /// What was written, and what an operator does next. `connects` connects each TAP; `disks` is the step that puts the
     /// guest's disks in place. `others` are more files that each host gets.
     pub fn next_steps(
         &self,
         files: &Files,
         others: &[PathBuf],
-        connect: &str,
+        connects: &[String],
         disks: &str,
     ) -> String {
         let target = format!("/etc/plover/{}.toml", self.name);
@@ -284,12 +311,20 @@ impl<'a> Group<'a> {
         if !keys.is_empty() {
             text += "   and remove the .key files here: each is a host's secret\n";
         }
-        let tap = &self.options.tap;
+        text += match connects.len() {
+            1 => "2. on each host, make the TAP device and connect it to the clients' bridge:\n",
+            _ => "2. on each host, make the TAP devices and connect each to its bridge:\n",
+        };
+        for (place, connect) in connects.iter().enumerate() {
+            let tap = tap(&self.options.tap, place);
+            let _ = writeln!(
+                text,
+                "     ip tuntap add {tap} mode tap user plover && {connect}"
+            );
+        }
         let _ = write!(
             text,
-            "2. on each host, make the TAP device and connect it to the clients' bridge:\n     \
-             ip tuntap add {tap} mode tap user plover && {connect}\n\
-             3. {disks}\
+            "3. {disks}\
              4. on each host, look as the service's user whether something is missing:\n     \
              runuser -u plover -- plover check --config {target}\n\
              5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \

@@ -49,7 +49,7 @@ impl DiskConfig {
 
 impl ReplicaConfig {
     /// The TAP devices, by the numbers of the guest's NICs.
-    pub(crate) fn taps(&self) -> Vec<&str> {
+    pub fn taps(&self) -> Vec<&str> {
         let others = self.nic.iter().map(|nic| &nic.tap);
         let taps = std::iter::once(&self.net.tap).chain(others);
         taps.map(String::as_str).collect()

@@ -102,7 +102,7 @@ pub fn notes(domain: &Domain<'_>) -> Vec<Said> {
             notes.push(changed(why));
         }
     }
-    if domain.nic.is_none() {
+    if domain.nics.is_empty() {
         notes.push(changed(
             "no network card is taken over, and Plover gives every guest one: it sees a new card",
         ));

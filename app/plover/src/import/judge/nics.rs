@@ -2,36 +2,41 @@
 
 use super::At;
 use crate::import::account::{Said, changed, ignored, kept, not_missed, refused};
-use crate::import::domain::{Domain, boot_order};
+use crate::import::domain::{Domain, boot_order, is_usual_nic};
+use plover_types::Frame;
 use plover_vm::Machine;
 
 pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
     let mut above = at.element.ancestors();
     let nic = above.find(|node| node.has_tag_name("interface"))?;
-    if domain.nic != Some(nic) {
-        return Some(match domain.nic {
-            Some(_) => refused(
+    let Some(place) = domain.nics.iter().position(|kept| *kept == nic) else {
+        return Some(match is_usual_nic(nic) {
+            true => refused(
                 "nic",
-                "a guest has one network card: bring its other networks to that one, as VLANs",
+                format!(
+                    "a guest has {} network cards: bring this one's network to another, as a VLAN",
+                    Frame::NICS_MAX
+                ),
             ),
-            None => refused(
+            false => refused(
                 "nic",
-                "Plover's card is connected to a TAP device, not to this",
+                "Plover's cards are connected to TAP devices, not to this",
             ),
         });
-    }
+    };
     let path = at.path.strip_prefix("devices/interface")?;
-    let tap = &domain.intent.tap;
+    let tap = domain.tap(place);
     Some(match (path, at.value) {
         ("" | "/vlan", _) => kept(""),
-        ("@type" | "/source", _) => network(domain, nic.attribute("type")?),
+        ("@type" | "/source", _) => network(domain, place, nic.attribute("type")?),
         (
             "/source@bridge" | "/source@network" | "/source@dev" | "/source@mode"
             | "/source@portgroup",
             _,
-        ) => network(domain, nic.attribute("type")?),
+        ) => network(domain, place, nic.attribute("type")?),
         ("/source@portid", _) => ignored("libvirt's number of the port"),
         ("@managed" | "@trustGuestRxFilters", _) => ignored("of the old host's device"),
+        ("/mac", _) if place > 0 => kept("").sets_nic(place, "mac", nic_mac(at)?),
         ("/mac", _) => kept("").sets("mac", nic_mac(at)?),
         ("/mac@address" | "/mac@type" | "/mac@check", _) => kept(""),
         ("/model", _) => kept(""),
@@ -43,7 +48,7 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
             ),
         ),
         ("/target" | "/target@dev" | "/target@managed", _) => {
-            ignored("the old host's TAP; net.tap is Plover's")
+            ignored(format!("the old host's TAP; {tap} is Plover's"))
         }
         ("/mtu", _) => kept(""),
         ("/mtu@size", "1500") => kept("what the guest has without being told"),
@@ -92,11 +97,12 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
         ("/alias" | "/alias@name", _) => ignored("libvirt's name for the device"),
         _ if path.starts_with("/address") => {
             let name = match domain.machine {
-                Machine::Pc => "ens2",
-                _ => "enp0s1",
+                _ if place > 0 => "otherwise",
+                Machine::Pc => "ens2, not as before",
+                _ => "enp0s1, not as before",
             };
             changed(format!(
-                "the card is in another slot, so Linux calls it {name}, not as before: let the guest's network \
+                "the card is in another slot, so Linux calls it {name}: let the guest's network \
                  configuration match its MAC address"
             ))
         }
@@ -109,16 +115,16 @@ fn nic_mac(at: &At<'_, '_>) -> Option<String> {
     Some(at.element.attribute("address")?.to_owned())
 }
 
-fn network(domain: &Domain<'_>, kind: &str) -> Said {
-    let tap = &domain.intent.tap;
-    match (&domain.intent.bridge, kind) {
+fn network(domain: &Domain<'_>, place: usize, kind: &str) -> Said {
+    let tap = domain.tap(place);
+    match (domain.bridge(place), kind) {
         (Some(bridge), _) => changed(format!("{tap} becomes a port of {bridge} on each host")),
         (None, "bridge") => kept(format!(
             "{tap} becomes a port of the bridge of this name on each host"
         )),
         (None, _) => refused(
             "network",
-            "this network ends on the old host: name a bridge that all hosts have on the clients' network with --bridge, and \
+            "this network ends on the old host: name a bridge that all hosts have on it with --bridge, one for each card, and \
              see that the guest has an address there",
         ),
     }
