@@ -7,6 +7,7 @@
 //! `{"op":"backup"}`, and a copy of the memory as long as that which asked for `{"op":"copy_memory"}`.
 
 mod backup;
+mod display;
 mod op;
 
 pub(crate) use backup::{Running, Taken};
@@ -14,7 +15,7 @@ pub(crate) use op::Op;
 use op::Wait;
 
 use crate::config::ConfigFile;
-use crate::viewer::{self, Seat};
+use crate::viewer::Seat;
 use plover_disk::{MemoryCopy, SnapshotLimits};
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -319,10 +320,10 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
                     Err(why) => json!({"error": why}),
                 }
             }
-            Ok(Op::Display) => match take_seat(handle) {
+            Ok(Op::Display) => match display::take_seat(handle) {
                 Ok((number, seat)) => {
                     if writeln!(writer, "{}", json!({"ok": true})).is_ok() {
-                        look(number, &reader.into_inner(), seat, handle);
+                        display::look(number, &reader.into_inner(), seat, handle);
                     }
                     return handle.viewer_left(number);
                 }
@@ -412,38 +413,6 @@ fn group(handle: &StopHandle) -> Value {
         })
         .collect();
     json!({"asked": me, "replicas": replicas})
-}
-
-/// A place for a viewer of the guest's display, and its number.
-fn take_seat(handle: &StopHandle) -> Result<(u64, Seat), String> {
-    let (reply, answer) = channel();
-    handle.send(Request::View { reply });
-    let answer = answer.recv_timeout(ANSWER_WITHIN);
-    let (number, seat) = answer.map_err(|_| Op::Display.wait().late)??;
-    if let Seat::There(route, _) = &seat {
-        let op = Op::Look {
-            viewer: route.viewer,
-        };
-        let wait = op.wait();
-        let of = route.peer;
-        let answer = ask(handle, &wait, |reply| Request::Ask { of, op, reply });
-        if let Some(why) = answer["error"].as_str() {
-            handle.viewer_left(number);
-            return Err(why.to_owned());
-        }
-    }
-    Ok((number, seat))
-}
-
-/// Carries the viewer's bytes until it has gone or is to go.
-fn look(number: u64, viewer: &UnixStream, seat: Seat, handle: &StopHandle) {
-    let carried = match seat {
-        Seat::Here(guest) => viewer::join_sockets(viewer, &guest),
-        Seat::There(route, parts) => viewer::carry(number, viewer, route, parts, handle),
-    };
-    if let Err(error) = carried {
-        tracing::debug!(%error, "a viewer's connection ended");
-    }
 }
 
 fn console(

@@ -1,10 +1,11 @@
-//! A `plover` command that serves HTTP beside a lab: `plover metrics` or `plover dash`.
+//! A `plover` command that listens beside a lab: `plover metrics`, `plover dash` or `plover display`.
 
 use crate::program;
 use anyhow::{Context, Result, ensure};
 use plover_lab::Lab;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// A command that runs for all replicas of a lab, until it is dropped. Control sockets are files, so it needs no namespace
@@ -22,9 +23,26 @@ impl Served {
     /// It does not start, or says something else.
     pub fn start(lab: &Lab, command: &str) -> Result<Self> {
         let configs = lab.ids().map(|id| lab.files(id).config());
+        Self::run(
+            [command.into(), "--config".into()]
+                .into_iter()
+                .chain(configs),
+        )
+    }
+
+    /// Starts `plover display` for one replica, and waits until it says where it listens.
+    ///
+    /// # Errors
+    /// It does not start, or says something else.
+    pub fn display(lab: &Lab, id: u8) -> Result<Self> {
+        let run_dir = lab.files(id).run_dir();
+        Self::run(["display".into(), "--run-dir".into(), run_dir])
+    }
+
+    fn run(words: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let mut child = Command::new(program())
-            .args([command, "--listen", "127.0.0.1:0", "--config"])
-            .args(configs)
+            .args(words)
+            .args(["--listen", "127.0.0.1:0"])
             .stdout(Stdio::piped())
             .spawn()?;
         let stdout = child.stdout.take();
@@ -34,8 +52,10 @@ impl Served {
         };
         let mut line = String::new();
         BufReader::new(stdout.context("its output is a pipe")?).read_line(&mut line)?;
-        let url = line.trim().split_once(" at http://").map(|(_, url)| url);
-        let address = url.and_then(|url| url.split('/').next());
+        let words = line.split([' ', '/', '\n']);
+        let address = words
+            .into_iter()
+            .find(|word| word.starts_with("127.0.0.1:"));
         served.address = address.with_context(|| format!("'{line}'"))?.to_owned();
         Ok(served)
     }
@@ -43,6 +63,14 @@ impl Served {
     /// The process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// A connection to it.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn connect(&self) -> Result<TcpStream> {
+        Ok(TcpStream::connect(&self.address)?)
     }
 
     /// The address of its first page.
@@ -55,7 +83,7 @@ impl Served {
     /// # Errors
     /// It does not answer, or with another code than 200.
     pub fn get(&self, path: &str) -> Result<String> {
-        let mut stream = TcpStream::connect(&self.address)?;
+        let mut stream = self.connect()?;
         write!(
             stream,
             "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",

@@ -6,12 +6,11 @@ mod viewer;
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
-use plover_lab::state::LabDir;
 use plover_lab::{Fault, Lab, guests::Guest};
-use plover_lab_proof::{ask_guest, overlay, program, prove_on, role, wait_for};
-use std::io::{BufRead, BufReader, ErrorKind};
+use plover_lab_proof::served::Served;
+use plover_lab_proof::{ask_guest, overlay, prove_on, role, wait_for};
+use std::io::ErrorKind;
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use viewer::Viewer;
 
@@ -29,43 +28,10 @@ const KEY: u32 = 0xffe1;
 /// How long a picture is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// `plover display` on the host of a replica.
-struct Shown {
-    process: Child,
-    address: String,
-}
-
-impl Shown {
-    fn on(lab: &Lab, id: u8) -> Result<Self> {
-        let run_dir = LabDir::of(lab.name()).replica(id).run_dir();
-        let mut process = Command::new(program())
-            .args(["display", "--listen", "127.0.0.1:0", "--run-dir"])
-            .arg(run_dir)
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        let said = process.stdout.take().context("its output")?;
-        BufReader::new(said).read_line(&mut line)?;
-        let mut words = line.split_whitespace();
-        let address = words.find(|word| word.starts_with("127.0.0.1:"));
-        let address = address
-            .with_context(|| format!("it said {line:?}"))?
-            .to_owned();
-        Ok(Self { process, address })
-    }
-
-    fn look(&self) -> Result<Viewer<TcpStream>> {
-        let server = TcpStream::connect(&self.address)?;
-        server.set_read_timeout(Some(PATIENCE))?;
-        Ok(Viewer::new(server)?)
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn look(shown: &Served) -> Result<Viewer<TcpStream>> {
+    let server = shown.connect()?;
+    server.set_read_timeout(Some(PATIENCE))?;
+    Ok(Viewer::new(server)?)
 }
 
 /// How often the guest's keyboard has asked for its processor.
@@ -92,9 +58,9 @@ fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
     let leader = lab.find(&role("leader"))?;
     let shown: Vec<_> = lab
         .ids()
-        .map(|id| Ok((id, Shown::on(lab, id)?)))
+        .map(|id| Ok((id, Served::display(lab, id)?)))
         .collect::<Result<_>>()?;
-    let mut there = shown[0].1.look()?;
+    let mut there = look(&shown[0].1)?;
     let before = there.picture()?;
     ask_guest(lab, DRAW, "drawn")?;
     // Nothing is drawn afterwards, so that what stands still is the whole of it.
@@ -105,7 +71,7 @@ fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
     })?;
     let mut viewers = Vec::new();
     for (id, shown) in &shown {
-        let mut viewer = shown.look()?;
+        let mut viewer = look(shown)?;
         sees(&mut viewer, &picture, progress)?;
         let before = keys(lab)?;
         viewer.press(KEY)?;
@@ -128,7 +94,7 @@ fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
         );
     }
     for (id, shown) in shown.iter().filter(|(id, _)| *id != leader) {
-        let mut viewer = shown.look()?;
+        let mut viewer = look(shown)?;
         sees(&mut viewer, &picture, progress)?;
         let before = keys(lab)?;
         viewer.press(KEY)?;

@@ -130,11 +130,6 @@ impl GroupOptions {
                 twice.1
             );
         }
-        ensure!(
-            self.tap.len() <= DEVICE_NAME_MAX,
-            "the TAP's name \"{}\" is too long: Linux takes {DEVICE_NAME_MAX} characters",
-            self.tap
-        );
         Ok(hosts)
     }
 }
@@ -172,6 +167,11 @@ impl<'a> Group<'a> {
     /// Writes configurations and keys, all of them or none.
     pub fn write(&self) -> Result<Files> {
         let options = self.options;
+        let last = tap(&options.tap, self.nics.len());
+        ensure!(
+            last.len() <= DEVICE_NAME_MAX,
+            "the TAP's name \"{last}\" is too long: Linux takes {DEVICE_NAME_MAX} characters"
+        );
         let of = |ending: &str| -> Vec<PathBuf> {
             let name = |me| format!("{}-{me}.{ending}", self.name);
             (0..self.hosts.len())
