@@ -52,7 +52,7 @@ pub enum Command {
     /// itself and its disks are not touched: the steps that are printed do that.
     #[command(
         after_help = "Example:\n  plover import --domain shop-db --account\n  plover import shop-db.xml --hosts \
-                      192.0.2.10,192.0.2.11,192.0.2.12 --uplink eth0 --without graphics --without rng"
+                      192.0.2.10,192.0.2.11,192.0.2.12 --uplink eth0 --without sound --without tpm"
     )]
     Import(Box<ImportOptions>),
     /// Give a guest back to libvirt that was imported: with the disks of this host, which leads.
