@@ -61,6 +61,10 @@ const SEND_ON_MAX: usize = 4096;
 /// may outlive this.
 const LEFT_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long a TAP that is busy is waited for. A process of this replica's last run that was killed while it wrote to its disk
+/// has its TAP until the disk has answered.
+const ATTACHED_WITHIN: Duration = Duration::from_secs(10);
+
 /// The exit code of a process that a signal has ended, as a shell gives it.
 const SIGNALLED: u8 = 128;
 
@@ -140,7 +144,7 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
 
 /// Attaches to the TAP. The processes of this replica's last run may be ending just now, and have it still.
 fn attach(name: &str, nic: u8) -> io::Result<Tap> {
-    let deadline = Instant::now() + LEFT_WITHIN;
+    let deadline = Instant::now() + ATTACHED_WITHIN;
     loop {
         match Tap::attach(name, nic) {
             Err(error)
