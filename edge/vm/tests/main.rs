@@ -12,5 +12,4 @@ mod hypervisor;
 mod linux_sync;
 mod load;
 mod releases;
-mod systems;
 mod uefi;
