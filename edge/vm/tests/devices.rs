@@ -152,7 +152,7 @@ fn a_watchdog_on_pci_goes_on() {
     a_started_watchdog_goes_on(Machine::Pc, Watchdog::I6300esb);
 }
 
-/// What a guest has drawn is on the other one's display after a syncvm, when the first guest is gone, and its keyboard goes on.
+/// After a syncvm the other guest's display shows the same picture when the first guest is gone, and its keyboard goes on.
 #[test]
 fn a_display_goes_on_on_another_host() {
     for machine in [Machine::Pc, Machine::Q35] {

@@ -265,7 +265,7 @@ impl<'a> Group<'a> {
         text
     }
 
-    /// What was written, and what an operator does next. `connects` connects each TAP; `disks` is the step that puts the
+    /// The list of written files, and the next steps of an operator. `connects` connects each TAP; `disks` is the step that puts the
     /// guest's disks in place. `others` are more files that each host gets.
     pub fn next_steps(
         &self,

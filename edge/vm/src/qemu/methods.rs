@@ -203,8 +203,8 @@ impl QemuVm {
         self.nics.feed(frames)
     }
 
-    /// What the guest leaves to others in the frames that this NIC of its gets (`TUN_F_…`): a TAP device may leave as much. It
-    /// changes when the guest's driver starts, and with a load.
+    /// The offloads that the guest's driver takes on this NIC (`TUN_F_…`): a TAP device may leave as much to the guest. They
+    /// change when the guest's driver starts, and with a load.
     pub fn offloads(&self, nic: usize) -> u32 {
         self.nics.offloads(nic)
     }
