@@ -12,9 +12,10 @@ use std::fs::File;
 use std::process::ExitCode;
 
 /// The guests that tests boot.
-const GUESTS: [&str; 6] = [
+const GUESTS: [&str; 7] = [
     guest::DEFAULT,
     "agent",
+    "cards",
     "memcached",
     "metal",
     "postgres",

@@ -19,6 +19,8 @@ pub enum Guest {
     /// Redis, without persistence.
     #[default]
     Redis,
+    /// The same Redis, with drivers for the network cards of real machines.
+    Cards,
     /// memcached, which refuses when full.
     Memcached,
     /// nginx with a few static files.
@@ -75,6 +77,7 @@ impl Guest {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Redis => "redis",
+            Self::Cards => "cards",
             Self::Memcached => "memcached",
             Self::Nginx => "nginx",
             Self::Postgres => "postgres",
@@ -91,7 +94,7 @@ impl Guest {
     /// How to find out that its service works.
     pub const fn probe(self) -> Probe {
         match self {
-            Self::Redis | Self::Metal => probe(6379, b"PING\r\n", b"+PONG"),
+            Self::Redis | Self::Cards | Self::Metal => probe(6379, b"PING\r\n", b"+PONG"),
             Self::Memcached => probe(11211, b"version\r\n", b"VERSION "),
             Self::Nginx | Self::Php | Self::Node => probe(80, GET, OK),
             Self::Postgres | Self::Debian => probe(5432, HELLO, b"R"),

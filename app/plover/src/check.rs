@@ -4,12 +4,14 @@
 
 mod disks;
 mod others;
+mod processors;
 mod state;
 
 use crate::output;
 use anyhow::Result;
 use plover_node::ReplicaConfig;
 use plover_vm::Accel;
+pub use processors::processors;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -123,6 +125,7 @@ fn hypervisor(report: &mut Report, config: &ReplicaConfig) {
                     ),
                 ),
             }
+            processors::model(report, &qemu);
         }
         Err(error) => report.add("kernel and QEMU", Verdict::Missing, error.to_string()),
     }

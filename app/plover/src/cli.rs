@@ -66,12 +66,20 @@ pub enum Command {
     Export(ExportOptions),
     /// Look whether this host has what its replica needs; changes nothing.
     ///
-    /// Exits with 0 if it has, with 2 if something is missing. Example:
-    /// plover check --config /etc/plover/shop.toml
+    /// Exits with 0 if it has, with 2 if something is missing.
+    #[command(
+        after_help = "Example:\n  plover check --config /etc/plover/shop.toml\n\nHosts of different processors, and what \
+                      all of them can run:\n  plover check --processors > a.json     # on each host, to a file of its \
+                      own\n  plover check --processors a.json b.json c.json"
+    )]
     Check {
         /// The replica's configuration.
-        #[arg(long, value_name = "FILE")]
-        config: PathBuf,
+        #[arg(long, value_name = "FILE", required_unless_present = "processors")]
+        config: Option<PathBuf>,
+        /// Print which processors this host's QEMU can give a guest, for programs; of the hosts whose answers are in FILES, the
+        /// best processor that all of them can.
+        #[arg(long, value_name = "FILES", num_args = 0..)]
+        processors: Option<Vec<PathBuf>>,
     },
     /// Make, show and trust the keys by which the replicas of a group know each other.
     Key {

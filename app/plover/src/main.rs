@@ -94,7 +94,16 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Init(options) => init::run(&options),
         cli::Command::Import(options) => import::run(&options),
         cli::Command::Export(options) => export::run(&options),
-        cli::Command::Check { config } => check::run(&config),
+        cli::Command::Check {
+            config,
+            processors: Some(files),
+        } => check::processors(config.as_deref(), &files),
+        cli::Command::Check {
+            config: Some(config),
+            ..
+        } => check::run(&config),
+        // clap asks for one of them.
+        cli::Command::Check { .. } => Ok(ExitCode::from(2)),
         cli::Command::Key { command } => key::run(command),
         cli::Command::Replica { config, log } => replica::run(&config, log),
         cli::Command::Status {

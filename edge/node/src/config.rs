@@ -16,7 +16,7 @@ use plover_replica::Warm;
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{Mac, ReplicaId, ReplicaSet};
 use plover_vm::{
-    Accel, AtEnd, ClockBase, DiskBus, Firmware, Machine, SystemWords, Topology, Watchdog,
+    Accel, AtEnd, ClockBase, DiskBus, Firmware, Machine, NicModel, SystemWords, Topology, Watchdog,
 };
 pub use reload::{Change, Reload};
 use serde::Deserialize;
@@ -213,7 +213,8 @@ pub struct GuestConfig {
     /// hosts have makes hosts of different processors fit together.
     #[serde(default)]
     pub cpu: Option<String>,
-    /// Features that the processor has beside those of the model, or lacks: `+` or `-` and QEMU's name, such as `"-svm"`.
+    /// Features that the processor has beside those of the model, or lacks: `+` or `-` and QEMU's name, such as `"-svm"`; for
+    /// those with a number name, `=` and number, such as `"hv-spinlocks=8191"`.
     #[serde(default)]
     pub cpu_features: Vec<String>,
     /// RAM in MiB, from 16.
@@ -234,6 +235,10 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's MAC address, which no other machine of its network may have.
     pub mac: Mac,
+    /// The model of the guest's network card: `"virtio"`, or on `q35` and `pc` a card for guests without virtio's driver:
+    /// `"e1000e"`, as Windows has it, `"e1000"` or `"rtl8139"`. These are slower.
+    #[serde(default)]
+    pub nic_model: NicModel,
     /// Whether the guest may leave checksums, and the cutting of long TCP segments, to its host. It then sends and
     /// gets segments of up to 64 KiB, at a fraction of the cost. All replicas must have the same.
     #[serde(default = "default_offloads")]
@@ -341,6 +346,9 @@ pub struct NetConfig {
 pub struct NicConfig {
     /// Its MAC address.
     pub mac: Mac,
+    /// Its model, as `guest.nic_model`.
+    #[serde(default)]
+    pub model: NicModel,
     /// Its TAP device, as `net.tap` is the first card's.
     pub tap: String,
     /// The uplink of that TAP's bridge, as `net.uplink`. A leader that loses one of them hands the guest over.

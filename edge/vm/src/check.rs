@@ -2,7 +2,10 @@
 //! do.
 
 use crate::qemu::process::{Agent, Process, binary, cannot_start, files};
-use crate::{Accel, Boot, DiskBus, Firmware, Machine, QemuConfig, VmError, Watchdog, accel, dirty};
+use crate::{
+    Accel, Boot, DiskBus, Firmware, Machine, NicDevice, NicModel, QemuConfig, VmError, Watchdog,
+    accel, dirty,
+};
 use plover_agent::HELLO_HAS_YANK;
 use plover_confine::Files;
 use plover_types::Frame;
@@ -47,6 +50,35 @@ const DISKS_MAX: usize = 16;
 const MICROVM_DISKS_MAX: usize = 6;
 
 impl QemuConfig {
+    fn validate_nics(&self) -> Result<(), VmError> {
+        let bad = |text: String| Err(VmError::Unsupported(text));
+        let count = self.nics.len();
+        if !(1..=Frame::NICS_MAX).contains(&count) {
+            return bad(format!(
+                "a guest has 1 to {} network cards, not {count}",
+                Frame::NICS_MAX
+            ));
+        }
+        for (i, NicDevice { mac, model }) in self.nics.iter().enumerate() {
+            if mac.0[0] & 1 != 0 {
+                return bad(format!("mac = {mac}: a group address; use 52:54:00:…"));
+            }
+            if self.nics[..i].iter().any(|other| other.mac == *mac) {
+                return bad(format!(
+                    "mac = {mac}: two network cards of the guest have it"
+                ));
+            }
+            if self.machine == Machine::Microvm && *model != NicModel::Virtio {
+                return bad(format!(
+                    "a network card of model {} is a PCI device: use machine = \"q35\" or \"pc\", or a card of \
+                     model \"virtio\"",
+                    model.name()
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that such a guest can exist.
     pub fn validate(&self) -> Result<(), VmError> {
         let bad = |text: String| Err(VmError::Unsupported(text));
@@ -59,22 +91,7 @@ impl QemuConfig {
         if !(1..=255).contains(&self.vcpus) {
             return bad(format!("vcpus = {}: a guest has 1 to 255", self.vcpus));
         }
-        if let Some(mac) = self.macs.iter().find(|mac| mac.0[0] & 1 != 0) {
-            return bad(format!("mac = {mac}: a group address; use 52:54:00:…"));
-        }
-        if !(1..=Frame::NICS_MAX).contains(&self.macs.len()) {
-            return bad(format!(
-                "a guest has 1 to {} network cards, not {}",
-                Frame::NICS_MAX,
-                self.macs.len()
-            ));
-        }
-        let mut others = self.macs.iter().enumerate();
-        if let Some((_, mac)) = others.find(|(i, mac)| self.macs[..*i].contains(mac)) {
-            return bad(format!(
-                "mac = {mac}: two network cards of the guest have it"
-            ));
-        }
+        self.validate_nics()?;
         if self.machine == Machine::Microvm && self.firmware.is_uefi() {
             return bad(
                 "machine = \"microvm\" starts its kernel without firmware: for firmware = \"uefi\" \
@@ -150,7 +167,7 @@ impl QemuConfig {
                 _ => {}
             }
         }
-        let others = usize::from(self.rng) + usize::from(self.agent) + self.macs.len() - 1;
+        let others = usize::from(self.rng) + usize::from(self.agent) + self.nics.len() - 1;
         if microvm && self.disks.len() + others > MICROVM_DISKS_MAX {
             return bad(
                 "machine = \"microvm\" has room for 6 disks, and for one less with each of rng = true, agent = true and a [[nic]]",
@@ -381,12 +398,14 @@ mod tests {
         };
         assert!(bad(|c| c.mem_mib = 8).contains("mem_mib"));
         assert!(bad(|c| c.vcpus = 0).contains("vcpus"));
-        assert!(bad(|c| c.macs[0].0[0] = 1).contains("mac"));
-        assert!(bad(|c| c.macs.push(c.macs[0])).contains("two network cards"));
+        assert!(bad(|c| c.nics[0].mac.0[0] = 1).contains("mac"));
+        assert!(bad(|c| c.nics.push(c.nics[0])).contains("two network cards"));
         let many = bad(|c| {
-            c.macs = (0..5)
-                .map(|i| plover_types::Mac([2, 0, 0, 0, 0, i]))
-                .collect()
+            let nic = |i| NicDevice {
+                mac: plover_types::Mac([2, 0, 0, 0, 0, i]),
+                model: NicModel::Virtio,
+            };
+            c.nics = (0..5).map(nic).collect();
         });
         assert!(many.contains("1 to 4"), "{many}");
         assert!(bad(|c| c.identity.uuid = Some("1".into())).contains("uuid"));

@@ -158,6 +158,42 @@ impl Watchdog {
     }
 }
 
+/// The kind of a NIC, for which the guest needs a driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NicModel {
+    /// virtio-net, by far the fastest.
+    #[default]
+    Virtio,
+    /// Intel's 82574L, which Windows has a driver for. On `q35` and `pc`.
+    E1000e,
+    /// Intel's 82540EM, for older systems. On `q35` and `pc`.
+    E1000,
+    /// Realtek's 8139, for systems that know no other. On `q35` and `pc`.
+    Rtl8139,
+}
+
+impl NicModel {
+    /// Its name in a configuration, which is libvirt's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::E1000e => "e1000e",
+            Self::E1000 => "e1000",
+            Self::Rtl8139 => "rtl8139",
+        }
+    }
+}
+
+/// A NIC as the guest sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicDevice {
+    /// Its address.
+    pub mac: Mac,
+    /// Its kind.
+    pub model: NicModel,
+}
+
 /// How a disk is connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -254,8 +290,8 @@ pub struct QemuConfig {
     /// The content of UEFI's flash memory when the guest starts: [`Firmware::FLASH_BYTES`], or nothing for the variables
     /// of a new machine.
     pub flash: Vec<u8>,
-    /// The addresses of the guest's NICs: one to [`Frame::NICS_MAX`].
-    pub macs: Vec<Mac>,
+    /// The guest's NICs: one to [`Frame::NICS_MAX`].
+    pub nics: Vec<NicDevice>,
     /// Whether the guest may leave checksums and the cutting of TCP segments to its host.
     pub offloads: bool,
     /// Whether the machine has a source of random bytes, which each host has its own of.
@@ -278,7 +314,7 @@ pub struct QemuConfig {
 }
 
 impl QemuConfig {
-    /// A guest of one NIC, with defaults for everything that has one.
+    /// A guest of one virtio NIC, with defaults for everything that has one.
     pub fn new(boot: Boot, mac: Mac) -> Self {
         Self {
             qemu: None,
@@ -290,7 +326,10 @@ impl QemuConfig {
             boot,
             firmware: Firmware::default(),
             flash: Vec::new(),
-            macs: vec![mac],
+            nics: vec![NicDevice {
+                mac,
+                model: NicModel::Virtio,
+            }],
             offloads: true,
             rng: false,
             watchdog: None,

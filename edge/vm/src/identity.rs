@@ -91,7 +91,7 @@ pub struct Identity {
     pub machine_type: Option<String>,
     /// QEMU's name of the processor model.
     pub cpu: Option<String>,
-    /// Features of the processor, each with `+` or `-` before its name.
+    /// Features of the processor, each with `+` or `-` before its name, or `=` and a number behind it.
     pub cpu_features: Vec<String>,
     /// The arrangement of the processors.
     pub topology: Option<Topology>,
@@ -155,13 +155,14 @@ impl Identity {
                 "cpu = \"{cpu}\" is no name of a model (qemu-system-x86_64 -cpu help)"
             ));
         }
-        let is_feature = |text: &String| {
-            let name = text.strip_prefix(['+', '-']);
-            name.is_some_and(is_name)
+        let is_feature = |text: &String| match text.split_once('=') {
+            Some((name, number)) => is_name(name) && number.parse::<u32>().is_ok(),
+            None => text.strip_prefix(['+', '-']).is_some_and(is_name),
         };
         if let Some(feature) = self.cpu_features.iter().find(|text| !is_feature(text)) {
             return Err(format!(
-                "cpu_features: \"{feature}\" is not + or - and a feature's name, such as \"-svm\""
+                "cpu_features: \"{feature}\" is not + or - and a feature's name, such as \"-svm\", nor a name, = and a number, such as \
+                 \"hv-spinlocks=8191\""
             ));
         }
         if let Some(topology) = self.topology.filter(|it| it.vcpus() != Some(vcpus)) {
@@ -223,6 +224,7 @@ mod tests {
             (|i| i.cpu = Some("host,+x".into()), "cpu ="),
             (|i| i.cpu_features = vec!["svm".into()], "\"svm\""),
             (|i| i.cpu_features = vec!["+a,b=c".into()], "cpu_features"),
+            (|i| i.cpu_features = vec!["a=b".into()], "\"a=b\""),
             (|i| i.uuid = Some("1234".into()), "uuid"),
             (|i| i.system.serial = Some("a\nb".into()), "system.serial"),
             (

@@ -64,6 +64,7 @@ mod hash;
 mod identity;
 mod nic;
 mod nics;
+mod processors;
 mod qemu;
 pub mod qmp;
 mod ram;
@@ -74,8 +75,10 @@ pub use accel::{AccelChoice, choose_accel, host_cpu};
 pub use api::{GuestEnd, VmCommand, VmError, VmEvent};
 pub use check::check_host;
 pub use config::{
-    Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig, Watchdog,
+    Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, NicDevice, NicModel,
+    QemuConfig, Watchdog,
 };
 pub use hash::{PageHasher, hash_subpages};
 pub use identity::{ClockBase, Identity, SystemWords, Topology};
+pub use processors::{Model, Processors};
 pub use qemu::QemuVm;

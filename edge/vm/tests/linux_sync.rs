@@ -4,15 +4,21 @@
 //! switch), a steady writer, Redis, and pings at different moments. Each sync must leave every page
 //! equal, and after the last one the overwritten guest must go on as the other one would.
 
-use crate::common::{Guest, Synced, assert_equal, linux, ping, sync};
-use plover_vm::{Machine, VmCommand};
+use crate::common::{Guest, Synced, assert_equal, linux, linux_of, ping, sync};
+use plover_vm::{Machine, NicModel, QemuConfig, VmCommand};
 use std::time::Duration;
 
 const SYNCS: u16 = 50;
+/// For machines that differ from another one in a device.
+const SYNCS_OF_A_DEVICE: u16 = 10;
 
 fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
     // Under KVM where it runs Linux, else under TCG.
-    let config = linux(machine, vcpus);
+    guests_are_equal(linux(machine, vcpus), SYNCS);
+}
+
+fn guests_are_equal(config: QemuConfig, syncs: u16) {
+    let (machine, vcpus) = (config.machine, config.vcpus);
     let mut a = Guest::boot(config.clone());
     // The secondary has run too, to another point, so the first sync overwrites all of it.
     let mut b = Guest::start(config);
@@ -28,7 +34,7 @@ fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
     }
 
     let mut sums = [0u64; 4];
-    for round in 0..SYNCS {
+    for round in 0..syncs {
         for guest in [&mut a, &mut b] {
             guest.introduce();
             for n in 0..5 {
@@ -52,9 +58,9 @@ fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
         a.order(VmCommand::Resume);
         b.order(VmCommand::Resume);
     }
-    let [dirty_a, dirty_b, divergent, state] = sums.map(|sum| sum / u64::from(SYNCS));
+    let [dirty_a, dirty_b, divergent, state] = sums.map(|sum| sum / u64::from(syncs));
     eprintln!(
-        "{machine}, {vcpus} vCPU, {:?}: mean of {SYNCS} syncs: dirty {dirty_a} and {dirty_b}, \
+        "{machine}, {vcpus} vCPU, {:?}: mean of {syncs} syncs: dirty {dirty_a} and {dirty_b}, \
          divergent {divergent} pages, state {state} bytes",
         a.vm.accel()
     );
@@ -97,4 +103,26 @@ fn synced_guests_are_equal_on_q35_with_two_vcpus() {
 #[test]
 fn synced_guests_are_equal_on_pc_with_one_vcpu() {
     synced_guests_are_equal(Machine::Pc, 1);
+}
+
+/// Cards for guests without virtio's driver.
+fn synced_guests_are_equal_with(machine: Machine, model: NicModel) {
+    let mut config = linux_of("cards", machine, 1);
+    config.nics[0].model = model;
+    guests_are_equal(config, SYNCS_OF_A_DEVICE);
+}
+
+#[test]
+fn synced_guests_are_equal_with_a_card_that_windows_knows() {
+    synced_guests_are_equal_with(Machine::Q35, NicModel::E1000e);
+}
+
+#[test]
+fn synced_guests_are_equal_with_a_card_of_older_systems() {
+    synced_guests_are_equal_with(Machine::Pc, NicModel::E1000);
+}
+
+#[test]
+fn synced_guests_are_equal_with_the_card_that_all_systems_know() {
+    synced_guests_are_equal_with(Machine::Pc, NicModel::Rtl8139);
 }

@@ -80,8 +80,9 @@ fn clashes(config: &ReplicaConfig, other: &ReplicaConfig) -> Vec<(Verdict, Strin
             "both use the TAP device {tap}: make one for each, and set net.tap or nic.tap"
         ));
     }
-    let (macs, theirs) = (config.qemu().macs, other.qemu().macs);
-    for mac in macs.iter().filter(|mac| theirs.contains(mac)) {
+    let (nics, theirs) = (config.qemu().nics, other.qemu().nics);
+    let macs = nics.iter().map(|nic| nic.mac);
+    for mac in macs.filter(|mac| theirs.iter().any(|nic| nic.mac == *mac)) {
         missing(format!(
             "both guests have the MAC address {mac}: set guest.mac or nic.mac, on all hosts"
         ));

@@ -229,19 +229,27 @@ impl Replica {
         let Some(source) = self.target_mut().map(|copy| copy.machine.clone()) else {
             return;
         };
+        let differences = |own, source| (only_in(own, source), only_in(source, own));
         if own.needed != source.needed {
-            let (own, source) = (
-                only_in(&own.needed, &source.needed),
-                only_in(&source.needed, &own.needed),
-            );
+            let (own, source) = differences(&own.needed, &source.needed);
             let why = format!(
                 "its hypervisor makes another machine than the source's: {own} instead of {source}"
             );
             self.target_died(why);
             return self.become_witness();
         }
+        let lacks = own.lacks(&source);
+        if !lacks.is_empty() {
+            let why = format!(
+                "its processor lacks features that the guest has found in the source's ({}): give the guest a processor that \
+                 all hosts can run, with guest.cpu (`plover check --processors`)",
+                lacks.join(", ")
+            );
+            self.target_died(why);
+            return self.become_witness();
+        }
         if own.wanted != source.wanted {
-            let (own, source) = (own.wanted, source.wanted);
+            let (own, source) = differences(&own.wanted, &source.wanted);
             self.cx.note(Note::MachineDiffers { own, source });
         }
         let Self { cx, phase, .. } = self;

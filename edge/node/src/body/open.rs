@@ -115,7 +115,11 @@ impl Body {
         if let Some(fabric) = &mut fabric {
             fabric.speak(replica.consensus_core().versions());
         }
-        let announcements = qemu.macs.iter().copied().map(Announcement::new).collect();
+        let announcements = qemu
+            .nics
+            .iter()
+            .map(|nic| Announcement::new(nic.mac))
+            .collect();
         Ok(Self {
             qemu,
             variables,

@@ -5,7 +5,7 @@ use plover_disk::DiskSpec;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, GroupRecord, Tuning};
 use plover_types::{Micros, PageLayout, ReplicaId};
-use plover_vm::{Boot, DiskDevice, Ends, Identity, QemuConfig};
+use plover_vm::{Boot, DiskDevice, Ends, Identity, NicDevice, QemuConfig};
 
 impl GuestConfig {
     fn identity(&self) -> Identity {
@@ -82,7 +82,15 @@ impl ReplicaConfig {
         config.accel = guest.accel;
         config.vcpus = guest.vcpus;
         config.mem_mib = guest.mem_mib;
-        config.macs.extend(self.nic.iter().map(|nic| nic.mac));
+        let first = NicDevice {
+            mac: guest.mac,
+            model: guest.nic_model,
+        };
+        let others = self.nic.iter().map(|nic| NicDevice {
+            mac: nic.mac,
+            model: nic.model,
+        });
+        config.nics = std::iter::once(first).chain(others).collect();
         config.offloads = guest.offloads;
         config.rng = guest.rng;
         config.watchdog = guest.watchdog;

@@ -4,14 +4,17 @@
 //! device state loads into a guest that has run.
 
 use super::disks::connection;
-use crate::{Accel, AtEnd, Boot, ClockBase, DiskBus, Firmware, Machine, QemuConfig, Watchdog};
+use crate::{
+    Accel, AtEnd, Boot, ClockBase, DiskBus, Firmware, Machine, NicDevice, NicModel, QemuConfig,
+    Watchdog,
+};
 use std::ffi::OsString;
 
 /// The numbers of the descriptors that QEMU inherits.
 #[derive(Clone, Debug)]
 pub(super) struct Inherited {
     pub(super) ram: i32,
-    /// In the order of [`QemuConfig::macs`].
+    /// In the order of [`QemuConfig::nics`].
     pub(super) nics: Vec<i32>,
     pub(super) qmp: i32,
     pub(super) console: i32,
@@ -152,7 +155,7 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         }
         line.option("-action", "watchdog=reset");
     }
-    for number in 1..config.macs.len() {
+    for number in 1..config.nics.len() {
         nic(&mut line, config, fds, number);
     }
     if config.display {
@@ -170,11 +173,8 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
 
 /// A NIC of the guest's.
 fn nic(line: &mut Line, config: &QemuConfig, fds: &Inherited, number: usize) {
-    let (id, fd, mac) = (
-        format!("net{number}"),
-        fds.nics[number],
-        config.macs[number],
-    );
+    let (id, fd) = (format!("net{number}"), fds.nics[number]);
+    let NicDevice { mac, model } = config.nics[number];
     line.option(
         "-netdev",
         match config.offloads {
@@ -185,13 +185,18 @@ fn nic(line: &mut Line, config: &QemuConfig, fds: &Inherited, number: usize) {
     );
     // A guest that announced itself after each load would send frames that the other one does not, and do
     // work that the other one does not. Replicas announce the guest.
-    let common = format!("netdev={id},mac={mac},guest_announce=off");
+    let common = format!("netdev={id},mac={mac}");
     line.option(
         "-device",
-        match config.machine {
-            Machine::Microvm => format!("virtio-net-device,{common}"),
+        match (model, config.machine) {
+            (NicModel::Virtio, Machine::Microvm) => {
+                format!("virtio-net-device,{common},guest_announce=off")
+            }
             // romfile=: no network boot, and no option ROM that a newer package may change.
-            _ => format!("virtio-net-pci,{common},romfile="),
+            (NicModel::Virtio, _) => {
+                format!("virtio-net-pci,{common},guest_announce=off,romfile=")
+            }
+            (model, _) => format!("{},{common},romfile=", model.name()),
         },
     );
 }

@@ -45,7 +45,7 @@ mod orders;
 mod power;
 pub(crate) mod process;
 mod startup;
-mod words;
+pub(crate) mod words;
 
 use crate::clean::Channel;
 use crate::console::Console;

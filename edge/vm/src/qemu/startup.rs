@@ -61,7 +61,7 @@ impl QemuVm {
         // QEMU hears these sizes when it connects; nothing changes them before.
         let sizes = Sizes::new(disks.as_ref().map(Attachment::sizes).unwrap_or_default());
         let state_file = StateFile::new()?;
-        let nics = Nics::new(config.macs.len(), FEED_BYTES_MAX)?;
+        let nics = Nics::new(config.nics.len(), FEED_BYTES_MAX)?;
         let console = Console::new()?;
         let guest_agent = config.agent.then(Console::new).transpose()?;
         let (mut agent, agent_end) = AgentLink::new()?;

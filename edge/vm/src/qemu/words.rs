@@ -1,7 +1,7 @@
 //! The machine of a guest in words: hosts compare theirs before one takes a copy of the other's guest.
 
 use super::QemuVm;
-use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine};
+use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine, NicDevice, NicModel};
 use plover_disk::Attachment;
 use plover_types::MachineWords;
 use serde_json::Value;
@@ -36,12 +36,12 @@ impl QemuVm {
             true => format!("{release}, {}", config.machine),
             false => made.machine_type.clone(),
         };
-        let macs: Vec<_> = config.macs.iter().map(ToString::to_string).collect();
+        let nics: Vec<_> = config.nics.iter().map(nic).collect();
         let mut needed = vec![format!(
             "{machine}, {}, vCPUs {}, NIC {}{}, disks [{}]{}{}{}{}{}{}",
             self.accel,
             config.vcpus,
-            macs.join(" "),
+            nics.join(" "),
             if config.offloads { " offloads" } else { "" },
             disks.join(", "),
             if config.rng { ", rng" } else { "" },
@@ -63,8 +63,11 @@ impl QemuVm {
             wanted.push(self.firmware());
         }
         match (self.accel, &config.identity.cpu) {
-            // The host's own processor: a guest moves to a slightly different one, and people are told.
-            (Accel::Kvm, None) => wanted.push(processor()),
+            // The host's own processor: a guest moves to one that can do more, and people are told.
+            (Accel::Kvm, None) => {
+                wanted.push(host_processor());
+                wanted.extend(made.features.clone());
+            }
             _ if !is_microvm => needed.extend(made.features.clone()),
             _ => {}
         }
@@ -125,9 +128,17 @@ pub(super) fn features(answer: &Value) -> Vec<String> {
 }
 
 /// QEMU's release, of a QMP greeting: its major and minor number. A third number only mends.
-pub(super) fn version(about: &Value) -> String {
+pub(crate) fn version(about: &Value) -> String {
     let number = |name: &str| about["version"]["qemu"][name].as_u64().unwrap_or(0);
     format!("{}.{}", number("major"), number("minor"))
+}
+
+/// Hosts of before there were models have virtio's.
+fn nic(nic: &NicDevice) -> String {
+    match nic.model {
+        NicModel::Virtio => nic.mac.to_string(),
+        model => format!("{} {}", model.name(), nic.mac),
+    }
 }
 
 /// A disk that the guest only reads is told by what it holds, too: no replica copies it.
@@ -160,7 +171,7 @@ fn checksum(files: &[PathBuf]) -> String {
 }
 
 /// The name of this host's processor.
-fn processor() -> String {
+pub(crate) fn host_processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

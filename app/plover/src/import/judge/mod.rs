@@ -387,12 +387,6 @@ fn features(at: &At<'_, '_>) -> Option<Said> {
         let feature = vec![toml::Value::from(feature)];
         kept("").sets("cpu_features", feature)
     };
-    let hyperv = || {
-        refused(
-            "hyperv",
-            "KVM's Hyper-V interfaces write into the guest's memory by themselves; Windows runs without them, slower",
-        )
-    };
     Some(match (at.path, at.value) {
         ("features" | "features/acpi" | "features/apic" | "features/pae" | "features/kvm", _) => {
             kept("")
@@ -411,7 +405,7 @@ fn features(at: &At<'_, '_>) -> Option<Said> {
         ("features/kvm/hidden@state" | "features/pmu@state", _) => kept(""),
         ("features/pmu", _) if is_on => kept(""),
         ("features/pmu", _) => minus("-pmu"),
-        _ if at.is_in("features/hyperv") => hyperv(),
+        _ if at.is_in("features/hyperv") => hyperv(at)?,
         ("clock" | "clock/timer", _) => kept(""),
         ("clock@offset", "utc" | "localtime") => kept("").sets("clock", at.value),
         (
@@ -425,6 +419,43 @@ fn features(at: &At<'_, '_>) -> Option<Said> {
         ("clock/timer@name" | "clock/timer@present" | "clock/timer@tickpolicy", _) => timer(at)?,
         _ => return None,
     })
+}
+
+/// KVM's imitation of Hyper-V, which Windows looks for.
+fn hyperv(at: &At<'_, '_>) -> Option<Said> {
+    let path = at.path.strip_prefix("features/hyperv")?;
+    let kind = at.element.tag_name().name();
+    let is_off = at.element.attribute("state") == Some("off");
+    Some(match (kind, path) {
+        (_, "" | "@mode") if at.value != "passthrough" => kept(""),
+        (_, "@mode") => refused(
+            "hyperv",
+            "name the interfaces one by one, as mode=\"custom\"",
+        ),
+        _ if is_off => kept(""),
+        ("relaxed" | "vpindex" | "runtime" | "reset" | "frequencies", _) => {
+            let feature = toml::Value::from(format!("+hv-{kind}"));
+            match path.contains('@') {
+                true => kept(""),
+                false => kept("").sets("cpu_features", vec![feature]),
+            }
+        }
+        ("spinlocks", "/spinlocks@retries") => {
+            let feature = toml::Value::from(format!("hv-spinlocks={}", at.value));
+            kept("").sets("cpu_features", vec![feature])
+        }
+        ("spinlocks", _) => kept(""),
+        ("vendor_id", _) => changed("the guest reads \"Microsoft Hv\""),
+        _ => writes_by_itself(),
+    })
+}
+
+fn writes_by_itself() -> Said {
+    refused(
+        "hyperv",
+        "by this interface of Hyper-V's KVM writes into the guest's memory by itself, which was not tried with Plover; Windows \
+         runs without it, slower",
+    )
 }
 
 fn timer(at: &At<'_, '_>) -> Option<Said> {
@@ -446,10 +477,7 @@ fn timer(at: &At<'_, '_>) -> Option<Said> {
         }
         ("kvmclock", _) => kept(""),
         ("hypervclock", _) if absent => kept(""),
-        ("hypervclock", _) => refused(
-            "hyperv",
-            "KVM's Hyper-V interfaces write into the guest's memory by themselves; Windows runs without them, slower",
-        ),
+        ("hypervclock", _) => writes_by_itself(),
         _ => return None,
     })
 }

@@ -40,11 +40,21 @@ pub(super) fn judge(domain: &Domain<'_>, at: &At<'_, '_>) -> Option<Said> {
         ("/mac", _) => kept("").sets("mac", nic_mac(at)?),
         ("/mac@address" | "/mac@type" | "/mac@check", _) => kept(""),
         ("/model", _) => kept(""),
-        ("/model@type", "virtio" | "virtio-transitional") => kept("virtio-net, without offloads"),
+        ("/model@type", "virtio" | "virtio-transitional") => kept("virtio-net"),
+        ("/model@type", model @ ("e1000e" | "e1000" | "rtl8139")) => {
+            let said = kept(
+                "a card that QEMU imitates; virtio-net is faster, once the guest has its driver",
+            );
+            match place {
+                0 => said.sets("nic_model", model),
+                _ => said.sets_nic(place, "model", model),
+            }
+        }
         ("/model@type", model) => refused(
             "nic-model",
             format!(
-                "the card is virtio-net, not {model}: install its driver in the guest before it moves"
+                "Plover has no card {model}: install the driver of virtio-net in the guest, and let its domain have \
+                 that card, before it moves"
             ),
         ),
         ("/target" | "/target@dev" | "/target@managed", _) => {

@@ -80,6 +80,28 @@ fn a_joiner_whose_hypervisor_makes_another_machine_says_which() {
     assert!(why.ends_with("QEMU 10.0 instead of QEMU 7.2"), "{why}");
 }
 
+/// A guest goes on using what it has found in its processor.
+#[test]
+fn a_joiner_whose_processor_lacks_features_of_the_guests_says_which() {
+    let joins = |own: &str, source: &str| {
+        let mut replica = witness(VSMR.policy, Warm::Full);
+        let mut offer = offer(VSMR.policy, 7, 70);
+        offer.machine = machine("QEMU 7.2, q35", source);
+        replica.on_copy_start(LEADER, CopyPurpose::Join, &offer);
+        replica.on_guest_started(machine("QEMU 7.2, q35", own));
+        replica
+    };
+    let (less, more) = ("CPUID 7.0 EBX 00000201", "CPUID 7.0 EBX 00000301");
+    let replica = joins(less, more);
+    assert_eq!(replica.role(), Role::Witness);
+    let said = sent_to_leader(&replica);
+    let [Body::CopyFailed { why, .. }] = said.as_slice() else {
+        panic!("{said:?}");
+    };
+    assert!(why.contains("(CPUID 7.0 EBX 00000100)"), "{why}");
+    assert_eq!(joins(more, less).role(), Role::Joining, "it has more");
+}
+
 /// Of parts that a state loads without, people are told.
 #[test]
 fn a_joiner_with_another_firmware_takes_the_copy_and_says_so() {
