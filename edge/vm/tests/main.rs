@@ -12,4 +12,5 @@ mod hypervisor;
 mod linux_sync;
 mod load;
 mod releases;
+mod systems;
 mod uefi;

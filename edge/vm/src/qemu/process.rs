@@ -271,19 +271,25 @@ impl Drop for Process {
     }
 }
 
-/// The QEMU to start.
+const QEMU: &str = "qemu-system-x86_64";
+
+/// The QEMU to start: the configured one, or the first on the path, with its folder. By its bare name a confined process would
+/// start the next one on the path wherever the first is outside of what it may execute.
 pub(crate) fn binary(config: &QemuConfig) -> PathBuf {
-    config
-        .qemu
-        .clone()
-        .unwrap_or_else(|| "qemu-system-x86_64".into())
+    if let Some(qemu) = &config.qemu {
+        return qemu.clone();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut all = std::env::split_paths(&path).map(|folder| folder.join(QEMU));
+    all.find(|file| file.is_file())
+        .unwrap_or_else(|| QEMU.into())
 }
 
 /// The files of any QEMU by `config`, beside those of a guest's boot: KVM, and a build of one's own that lies outside
 /// of `/usr`, whose data is beside the folder of the binary.
 pub(crate) fn files(config: &QemuConfig) -> Files {
-    let own = config.qemu.as_ref().and_then(|qemu| {
-        let qemu = qemu.canonicalize().ok()?;
+    let own = binary(config).canonicalize().ok();
+    let own = own.and_then(|qemu| {
         let folder = qemu.parent()?;
         let beside = folder.parent().filter(|above| above.parent().is_some());
         Some(beside.unwrap_or(folder).to_path_buf())
