@@ -17,6 +17,7 @@ mod failover;
 mod lab;
 mod machine;
 mod matrix;
+mod programs;
 mod quick;
 mod report;
 mod stats;
@@ -51,6 +52,8 @@ enum Bench {
     /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
     /// ZooKeeper and an in-process Raft.
     Consensus(consensus::Options),
+    /// An unmodified Redis under `plover run`, by each way that clients can reach it, beside the same Redis alone.
+    Programs(programs::Options),
     /// One replica of `consensus`; started by it.
     #[command(hide = true)]
     ConsensusReplica(consensus::ReplicaOptions),
@@ -94,6 +97,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Some(Bench::Failover(options)) => failover::run(&options),
         Some(Bench::Disk(options)) => disk::run(&options),
         Some(Bench::Consensus(options)) => consensus::run(&options),
+        Some(Bench::Programs(options)) => programs::run(&options),
         Some(Bench::ConsensusReplica(_) | Bench::Client(_) | Bench::KeepAwake) => Ok(()),
     }
 }

@@ -54,6 +54,11 @@ impl Sample {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
+    /// The differences between this sample's values and those of `other`, round by round.
+    pub fn minus(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(a, b)| a - b).collect())
+    }
+
     /// The median with the least and the greatest.
     pub fn words(&self, decimals: usize) -> String {
         let (low, high) = self.spread();

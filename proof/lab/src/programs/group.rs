@@ -1,4 +1,4 @@
-//! Three hosts with a replica of a program on each.
+//! Hosts with a replica of a program on each.
 
 use super::subject::Subject;
 use super::trial::Plan;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 pub(super) const REPLICAS: usize = 3;
 /// Where clients connect.
-pub(super) const LISTEN: SocketAddrV4 = SocketAddrV4::new(GUEST_IP, 6379);
+pub const LISTEN: SocketAddrV4 = SocketAddrV4::new(GUEST_IP, 6379);
 
 /// How long anything may take.
 pub(super) const WITHIN: Duration = Duration::from_secs(120);
 
-/// Three hosts with a replica each.
+/// Hosts with a replica each.
 #[derive(Debug)]
 pub struct Group {
     topology: Topology,
@@ -31,29 +31,30 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes the hosts, and starts a replica on each, with the keys of `plan`.
+    /// Makes so many hosts, and starts a replica on each, with the keys of `plan`.
     ///
     /// # Errors
     /// The hosts cannot be made, or a replica not be started.
     pub fn up(
         name: &str,
+        hosts: usize,
         program: &Path,
         subject: &'static dyn Subject,
         plan: &Plan,
     ) -> Result<Self> {
         Topology::remove(name)?;
-        let topology = Topology::create(name, REPLICAS)?;
+        let topology = Topology::create(name, hosts)?;
         let mut group = Self {
             topology,
             dir: tempfile::tempdir()?,
             program: program.into(),
             subject,
-            replicas: (0..REPLICAS).map(|_| None).collect(),
+            replicas: (0..hosts).map(|_| None).collect(),
         };
         subject.set_up(group.files())?;
-        let keys: Vec<_> = (0..REPLICAS).map(|id| group.key(id)).collect();
+        let keys: Vec<_> = (0..hosts).map(|id| group.key(id)).collect();
         plover_fabric::keys::make_all(&keys, &group.trusted())?;
-        for id in 0..REPLICAS {
+        for id in 0..hosts {
             let own = Ipv4Addr::new(10, 77, 0, 10 + id as u8);
             let address = format!("{own}/{PREFIX}");
             let added = group.on(id, "ip", &["addr", "add", &address, "dev", "br0"])?;
@@ -79,6 +80,10 @@ impl Group {
         &self.topology
     }
 
+    fn ids(&self) -> std::ops::Range<usize> {
+        0..self.replicas.len()
+    }
+
     fn config(&self, id: usize) -> PathBuf {
         self.dir.path().join(format!("group-{id}.toml"))
     }
@@ -100,7 +105,7 @@ impl Group {
             keys, program_keys, ..
         } = plan;
         let replica = |id| format!("{{ id = {id}, address = \"{}:7700\" }}", replica_ip(id));
-        let replicas: Vec<String> = (0..REPLICAS).map(replica).collect();
+        let replicas: Vec<String> = self.ids().map(replica).collect();
         format!(
             "[group]\nname = \"{}\"\nme = {id}\nheartbeat_ms = 50\ntimeout_ms = 500\nlog_mib = {}\n\
              key_file = \"{}\"\ntrust_file = \"{}\"\n{keys}\nreplica = [{}]\n\
@@ -167,7 +172,8 @@ impl Group {
 
     /// The replica that serves clients.
     pub fn leader(&self) -> Option<usize> {
-        (0..REPLICAS).find(|id| self.status(*id).is_some_and(|it| it["serves"] == true))
+        self.ids()
+            .find(|id| self.status(*id).is_some_and(|it| it["serves"] == true))
     }
 
     /// The processes on a host: the replica's and its program's.
@@ -240,14 +246,14 @@ impl Group {
                 lines.join("\n")
             )
         };
-        (0..REPLICAS).map(last).collect()
+        self.ids().map(last).collect()
     }
 
     /// Whether all programs run, have executed all that is committed, and follow one leader.
     pub fn is_whole(&self) -> bool {
-        let all: Vec<Value> = (0..REPLICAS).filter_map(|id| self.status(id)).collect();
+        let all: Vec<Value> = self.ids().filter_map(|id| self.status(id)).collect();
         let executes = |it: &Value| it["phase"] == "following" || it["phase"] == "leading";
-        all.len() == REPLICAS
+        all.len() == self.replicas.len()
             && all
                 .iter()
                 .all(|it| executes(it) && it["executed"] == it["committed"])
@@ -273,7 +279,7 @@ impl Group {
             let process = Process::now(child.id()).context("a replica has ended by itself")?;
             process.signal(Signal::TERM);
         }
-        for id in 0..REPLICAS {
+        for id in self.ids() {
             self.reap(id)?;
             let left = self.on(
                 id,
@@ -295,7 +301,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for id in 0..REPLICAS {
+        for id in self.ids() {
             let _ = self.kill(id);
         }
         let _ = self.topology.clone().destroy();

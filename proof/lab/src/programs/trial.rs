@@ -106,7 +106,8 @@ impl Plan {
         )
     }
 
-    fn of(faults: Vec<(Fault, Role)>) -> Self {
+    /// These faults.
+    pub fn of(faults: Vec<(Fault, Role)>) -> Self {
         Self {
             faults,
             keys: String::new(),
@@ -138,7 +139,7 @@ pub fn run(
     plan: &Plan,
     progress: &Progress,
 ) -> Result<Report> {
-    let mut group = Group::up(name, program, subject, plan)?;
+    let mut group = Group::up(name, REPLICAS, program, subject, plan)?;
     progress.say(format!(
         "three hosts run {} under plover run",
         subject.name()
