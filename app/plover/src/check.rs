@@ -161,8 +161,19 @@ fn kib_of(text: &str, key: &str) -> Option<u64> {
     line.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// The kernel's device by which a program has a TAP device.
+const TUN: &str = "/dev/net/tun";
+
 /// The TAP device and the uplink.
 fn network(report: &mut Report, config: &ReplicaConfig) {
+    let open = std::fs::File::options().read(true).write(true).open(TUN);
+    if let Some(error) = open
+        .err()
+        .filter(|it| it.kind() == ErrorKind::PermissionDenied)
+    {
+        let found = format!("{error}, so no TAP device can be used: chmod 666 {TUN}");
+        report.add(TUN, Verdict::Missing, found);
+    }
     card(report, &config.net.tap, config.net.uplink.as_deref());
     for nic in &config.nic {
         card(report, &nic.tap, nic.uplink.as_deref());
@@ -179,7 +190,7 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
     let make =
         format!("ip tuntap add {tap} mode tap user plover && ip link set {tap} master BRIDGE up");
     match flags {
-        None if !Path::new("/dev/net/tun").exists() => report.add(
+        None if !Path::new(TUN).exists() => report.add(
             what,
             Verdict::Missing,
             "this kernel has no TAP devices: run `modprobe tun`",

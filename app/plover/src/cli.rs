@@ -57,8 +57,8 @@ pub enum Command {
     Import(Box<ImportOptions>),
     /// Give a guest back to libvirt that was imported: with the disks of this host, which leads.
     ///
-    /// The guest must be off. Removes the hook of this host, and prints the original XML with the present paths of the
-    /// disks, or defines it.
+    /// The guest must be off. Prints the original XML with new paths of the disks, or defines it and removes the hook of this
+    /// host; and prints what is left to do.
     #[command(
         after_help = "Example:\n  plover export --config /etc/plover/shop-db.toml > shop-db.xml\n  plover export --config \
                       /etc/plover/shop-db.toml --define"

@@ -3,8 +3,8 @@
 //! Only the replica that leads, while the guest is off, knows that its disks are the newest and whole: what a secondary has
 //! got last may still be in its journal. So this asks the replica of this host first, and takes its disks where they are.
 
-use crate::import::domain::{Disk, Domain, Intent, Nvram, child};
-use crate::import::{hook, parse, virsh};
+use crate::import::domain::{Disk, Domain, Intent, Nvram, child, text as text_of};
+use crate::import::{hook, parse, refuse_saved_memory, virsh};
 use crate::init::group::ORIGINAL;
 use crate::output;
 use anyhow::{Context, Result, ensure};
@@ -31,7 +31,7 @@ pub struct ExportOptions {
     define: bool,
 }
 
-/// Removes the hook, and prints or defines the original with the present disks.
+/// Prints or defines the original with the present disks, and says what is left to do.
 pub fn run(options: &ExportOptions) -> Result<ExitCode> {
     let config = ReplicaConfig::load(&options.config)?;
     let beside = options
@@ -44,25 +44,76 @@ pub fn run(options: &ExportOptions) -> Result<ExitCode> {
             file.display()
         )
     })?;
-    let xml = with_disks(&text, &file.display().to_string(), &config)?;
+    let document = parse(&text, &file.display().to_string())?;
+    let domain = Domain::read(&document, intent(&config))?;
+    let moves = moves(&domain, &config, Path::exists)?;
+    let xml = with_disks(&text, &moves)?;
     is_off(&config)?;
-    let group = &config.group.name;
-    let mut done = match hook::remove(group)? {
-        true => format!("removed the hook {}", hook::place(group).display()),
-        false => "there was no hook on this host: remove it where the original was".into(),
-    };
+    let hook = hook::place(&config.group.name);
     if options.define {
+        refuse_saved_memory(name_of(&domain))?;
         let said = virsh(&["define", "/dev/stdin"], Some(&xml))?;
-        done += &format!("\n{}", said.trim());
+        eprintln!("plover: {}", said.trim());
+        // Last: until then libvirt must not start what it knows of the guest.
+        match hook::remove(&config.group.name)? {
+            true => eprintln!("plover: removed the hook {}", hook.display()),
+            false => eprintln!(
+                "plover: there was no hook on this host: remove it where the original was"
+            ),
+        }
     } else {
         output::print(&xml)?;
     }
-    let variables = variables_step(&text, &file.display().to_string(), &config)?;
-    eprintln!(
-        "plover: {done}\nnext: on every host `systemctl disable --now plover@{group}`; then{variables} give the disks to \
-         libvirt's user (in Debian: chown libvirt-qemu) and start the domain"
-    );
+    eprint!("{}", next_steps(&domain, &config, &moves, options.define));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The steps of the operator, who ends the group and lets libvirt go on.
+fn next_steps(
+    domain: &Domain<'_>,
+    config: &ReplicaConfig,
+    moves: &[Move<'_, '_>],
+    is_defined: bool,
+) -> String {
+    let of = |path: &Path| hook::quoted(&path.to_string_lossy());
+    let group = &config.group.name;
+    let name = hook::quoted(name_of(domain));
+    let mut text = format!(
+        "plover: next, as root:\n\
+         1. on every host, end the replica:\n     \
+         systemctl disable --now plover@{group}      # or, without the package: end `plover replica`\n\
+         2. here, give libvirt the disks:\n"
+    );
+    for Move { from, to, disk } in moves {
+        let (from, to) = (of(from), of(to));
+        text += &match disk.is_block {
+            true => format!("     chown root:disk {to}\n"),
+            false => format!(
+                "     test ! -e {to} && mv {from} {to} && chown libvirt-qemu {to}      # qemu in Fedora\n"
+            ),
+        };
+    }
+    text += &variables_step(domain, config);
+    text += &format!(
+        "3. on every host, remove all that the group knew: with it, a later group of this guest would begin with disks of before\n     \
+         rm -r {}",
+        of(&config.paths.state_dir)
+    );
+    for tap in config.taps() {
+        text += &format!(" && ip link del {tap}");
+    }
+    text += "\n4. on the original's host:\n";
+    if !is_defined {
+        text += &format!(
+            "     virsh define FILE      # with what was printed\n     rm -f {}\n",
+            of(&hook::place(group))
+        );
+    }
+    text + &format!("     virsh start {name}\n")
+}
+
+fn name_of<'a>(domain: &Domain<'a>) -> &'a str {
+    child(domain.root, "name").map(text_of).unwrap_or_default()
 }
 
 /// Checks that the guest is off and this host's disks are the ones to go on with.
@@ -74,9 +125,11 @@ fn is_off(config: &ReplicaConfig) -> Result<()> {
     let run_dir = config.paths.run_dir.display();
     ensure!(
         status["role"] == "leader",
-        "this host's replica is {}, not the leader: run this on host {}, whose disks are the newest",
+        "this host's replica is {}, not the leader, whose disks are the newest: run this on the host of replica {}, or let this \
+         one lead first with `plover switchover --to {} --run-dir {run_dir}`",
         status["role"].as_str().unwrap_or("nothing"),
-        status["leader"]
+        status["leader"],
+        config.group.me
     );
     ensure!(
         status["guest_off"] == true,
@@ -85,21 +138,19 @@ fn is_off(config: &ReplicaConfig) -> Result<()> {
     Ok(())
 }
 
-/// The words of the step that brings the UEFI variables back to libvirt's file; empty for a guest without variables.
-fn variables_step(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
-    let document = parse(text, from)?;
-    let domain = Domain::read(&document, intent(config))?;
+/// The step that brings the UEFI variables back to libvirt's file; empty for a guest without variables.
+fn variables_step(domain: &Domain<'_>, config: &ReplicaConfig) -> String {
     let nvram = domain.nvram().filter(Nvram::fits);
     let step = nvram.filter(|_| config.guest.firmware.is_uefi()).map(|it| {
         let of = |path: &Path| hook::quoted(&path.to_string_lossy());
         let from = of(&config.paths.state_dir.join(UEFI_VARIABLES));
         let to = of(it.source);
         format!(
-            " bring the UEFI variables back with `qemu-img convert -f raw -O {} {from} {to}`,",
+            "   and the UEFI variables:\n     qemu-img convert -f raw -O {} {from} {to}\n",
             it.format
         )
     });
-    Ok(step.unwrap_or_default())
+    step.unwrap_or_default()
 }
 
 fn intent(config: &ReplicaConfig) -> Intent {
@@ -112,23 +163,56 @@ fn intent(config: &ReplicaConfig) -> Intent {
     }
 }
 
-/// The original's text, in which the disks are this replica's. All else is byte for byte what it was, also the CDs.
-fn with_disks(text: &str, from: &str, config: &ReplicaConfig) -> Result<String> {
-    let document = parse(text, from)?;
-    let domain = Domain::read(&document, intent(config))?;
+/// A disk of the original that goes from Plover's place to one of libvirt's.
+struct Move<'d, 'a> {
+    disk: &'d Disk<'a>,
+    from: PathBuf,
+    to: PathBuf,
+}
+
+/// Where each disk is, and where libvirt finds it: a file beside the original's, since libvirt's user does not get into
+/// Plover's folder, by a name that no file has.
+fn moves<'d, 'a>(
+    domain: &'d Domain<'a>,
+    config: &ReplicaConfig,
+    is_taken: impl Fn(&Path) -> bool,
+) -> Result<Vec<Move<'d, 'a>>> {
     let mut disks = domain.kept_disks();
     disks.retain(|disk| !disk.is_cdrom);
     let raw = config.disk.iter().zip(config.raw_disks());
     let raw: Vec<_> = raw.filter(|(disk, _)| !disk.cdrom).collect();
     ensure!(
         disks.len() == raw.len(),
-        "the original {from} has {} disks that Plover keeps, and the configuration {}: is it of this guest?",
+        "the original has {} disks that Plover keeps, and the configuration {}: is it of this guest?",
         disks.len(),
         raw.len()
     );
+    let one = |(disk, (_, from)): (&'d Disk<'a>, (_, PathBuf))| {
+        let to = match disk.is_block {
+            true => from.clone(),
+            false => free_name(disk.source, &from, &is_taken),
+        };
+        Move { disk, from, to }
+    };
+    Ok(disks.into_iter().zip(raw).map(one).collect())
+}
+
+fn free_name(beside: &Path, raw: &Path, is_taken: impl Fn(&Path) -> bool) -> PathBuf {
+    let name = raw.file_stem().unwrap_or_default().to_string_lossy();
+    let named = |number: u32| match number {
+        0 => beside.with_file_name(format!("{name}.raw")),
+        _ => beside.with_file_name(format!("{name}-{number}.raw")),
+    };
+    let is_free = |path: &PathBuf| path != beside && !is_taken(path);
+    let free = (0..1000).map(named).find(is_free);
+    free.unwrap_or_else(|| named(1000))
+}
+
+/// The original's text, in which the disks are at their new places. All else is byte for byte what it was, also the CDs.
+fn with_disks(text: &str, moves: &[Move<'_, '_>]) -> Result<String> {
     let mut edits = Vec::new();
-    for (disk, (_, raw)) in disks.iter().zip(raw) {
-        edits.extend(edits_of(disk, &raw)?);
+    for Move { disk, to, .. } in moves {
+        edits.extend(edits_of(disk, to)?);
     }
     edits.sort_by_key(|(range, _)| range.start);
     let mut text = text.to_owned();
@@ -203,33 +287,54 @@ mod tests {
         <disk type='file' device='cdrom'><source file='/i/cd.iso'/><target dev='sda' bus='sata'/></disk>\n    \
         <disk type='file'><source file='/i/b.img'/><target dev='vdb'/><boot order='1'/></disk>\n  </devices>\n</domain>\n";
 
+    /// Runs `work` with the moves of a domain's disks, where these files are there.
+    fn exported<T>(
+        original: &str,
+        config: &str,
+        there: &[&str],
+        work: impl FnOnce(&Domain<'_>, &ReplicaConfig, &[Move<'_, '_>]) -> T,
+    ) -> T {
+        let config: ReplicaConfig = toml::from_str(config).unwrap();
+        let document = parse(original, "it").unwrap();
+        let domain = Domain::read(&document, intent(&config)).unwrap();
+        let is_taken = |path: &Path| there.iter().any(|file| path == Path::new(file));
+        let moves = moves(&domain, &config, is_taken).unwrap();
+        work(&domain, &config, &moves)
+    }
+
     #[test]
     fn the_original_comes_back_with_the_present_disks_and_nothing_else_changed() {
-        let config: ReplicaConfig = toml::from_str(CONFIG).unwrap();
-        let xml = with_disks(ORIGINAL, "it", &config).unwrap();
+        let there = ["/i/a.raw"];
+        let (xml, steps) = exported(ORIGINAL, CONFIG, &there, |domain, config, moves| {
+            let xml = with_disks(ORIGINAL, moves).unwrap();
+            (xml, next_steps(domain, config, moves, false))
+        });
         let expected = ORIGINAL
             .replace("type='qcow2'", "type='raw'")
-            .replace("/i/a.qcow2", "/d/a.raw")
+            .replace("/i/a.qcow2", "/i/a-1.raw")
             .replace(
                 "<backingStore type='file'><source file='/i/base'/></backingStore>",
                 "",
             )
-            .replace("/i/b.img", "/d/b &amp; &apos;c&apos;.raw");
+            .replace("/i/b.img", "/i/b &amp; &apos;c&apos;.raw");
         assert_eq!(xml, expected);
+        insta::assert_snapshot!(steps);
     }
 
     #[test]
     fn variables_go_back_to_where_they_were() {
         let with = |firmware: &str, os: &str| {
             let key = format!("[guest]\nfirmware = \"{firmware}\"");
-            let config = toml::from_str(&CONFIG.replace("[guest]", &key)).unwrap();
+            let config = CONFIG.replace("[guest]", &key);
             let original = ORIGINAL.replace("<devices>", &format!("{os}<devices>"));
-            variables_step(&original, "it", &config).unwrap()
+            exported(&original, &config, &[], |domain, config, _| {
+                variables_step(domain, config)
+            })
         };
         let os = "<os firmware='efi'><nvram format='qcow2'>/n/it's.qcow2</nvram></os>";
         let step = with("uefi", os);
-        let words = r"-O qcow2 '/s/uefi-variables.fd' '/n/it'\''s.qcow2'`,";
-        assert!(step.ends_with(words), "{step}");
+        let words = r"-O qcow2 '/s/uefi-variables.fd' '/n/it'\''s.qcow2'";
+        assert!(step.trim_end().ends_with(words), "{step}");
         assert_eq!(with("uefi", "<os firmware='efi'/>"), "");
         assert_eq!(with("bios", os), "");
     }

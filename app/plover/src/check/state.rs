@@ -26,6 +26,9 @@ pub fn state(report: &mut Report, config: &ReplicaConfig) {
             report.add(key, Verdict::Missing, why);
         }
     }
+    if let Some(why) = why_not_made(run) {
+        report.add("paths.run_dir", Verdict::Weak, why);
+    }
     if let Err(error) = check_state_dir(config) {
         report.add("paths.state_dir", Verdict::Missing, error.to_string());
     }
@@ -40,6 +43,20 @@ pub fn state(report: &mut Report, config: &ReplicaConfig) {
         );
     }
     time(report, state, there);
+}
+
+/// Why this user cannot make a folder that is not there. The service's unit makes that of the service.
+fn why_not_made(dir: &Path) -> Option<String> {
+    let there = dir.ancestors().find(|dir| dir.is_dir())?;
+    let may_write = rustix::fs::access(there, rustix::fs::Access::WRITE_OK).is_ok();
+    (there != dir && !may_write).then(|| {
+        format!(
+            "{} is not there, and this user may not make it in {}: the service does; without it, as root: install -d -o USER {}",
+            dir.display(),
+            there.display(),
+            dir.display()
+        )
+    })
 }
 
 /// Why a replica would refuse a folder that is there already.

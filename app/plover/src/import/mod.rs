@@ -130,6 +130,7 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
 fn read(options: &ImportOptions) -> Result<(String, String)> {
     match (&options.domain, &options.file) {
         (Some(domain), _) => {
+            refuse_saved_memory(domain)?;
             let text = virsh(&["dumpxml", "--inactive", "--domain", domain], None)?;
             Ok((text, format!("the domain {domain}")))
         }
@@ -146,6 +147,23 @@ fn read(options: &ImportOptions) -> Result<(String, String)> {
         }
         (None, None) => bail!("no domain is named: give FILE, or --domain DOMAIN"),
     }
+}
+
+/// Refuses a domain whose memory `virsh managedsave` has saved: libvirt's next start goes on from it, on whatever the disks hold then.
+///
+/// # Errors
+/// There is such a memory.
+pub fn refuse_saved_memory(domain: &str) -> Result<()> {
+    // A domain that libvirt does not know has none.
+    let about = virsh(&["dominfo", "--domain", domain], None).unwrap_or_default();
+    let mut lines = about.lines().filter_map(|line| line.split_once(':'));
+    let is_saved = lines.any(|(key, value)| key == "Managed save" && value.trim() == "yes");
+    ensure!(
+        !is_saved,
+        "libvirt has a saved memory of {domain}, and would go on from it on disks of another time: start the domain and shut \
+         it down, or give the memory up with `virsh managedsave-remove {domain}`"
+    );
+    Ok(())
 }
 
 /// Parses a domain's XML.
@@ -292,6 +310,10 @@ fn disk_step(
             continue;
         }
         let mib = domain.mib(disk)?;
+        if disk.source == path {
+            let _ = writeln!(step, "     chown plover {raw}      # it is in its place");
+            continue;
+        }
         if disk.is_block {
             let _ = writeln!(
                 step,

@@ -81,7 +81,9 @@ pub fn judge<'n>(domain: &Domain<'n>, element: Node<'n, 'n>, attribute: Option<&
 
 /// Changes of which the XML says nothing.
 pub fn notes(domain: &Domain<'_>) -> Vec<Said> {
-    let mut notes = Vec::new();
+    let mut notes = vec![changed(
+        "the guest takes one restart: it is shut down under libvirt, and boots under Plover",
+    )];
     if find(domain.root, "cpu").is_none() {
         notes.push(changed(
             "no <cpu>: the guest had QEMU's qemu64, and sees all of its host's processor now; guest.cpu names another",
