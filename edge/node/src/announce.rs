@@ -39,7 +39,7 @@ impl Announcement {
 
     /// Learns the guest's IPv4 addresses from the ARP packets that it sends. (Of other packets it may be only
     /// a router.)
-    pub(crate) fn learn<'f>(&mut self, sent: impl IntoIterator<Item = &'f Frame>) {
+    pub(crate) fn learn(&mut self, sent: &[Frame]) {
         for frame in sent {
             let Some(address) = self.sender(frame) else {
                 continue;

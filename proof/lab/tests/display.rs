@@ -54,6 +54,21 @@ fn sees(viewer: &mut Viewer<TcpStream>, picture: &[u8], progress: &Progress) -> 
     })
 }
 
+/// A new viewer sees the picture, and its key reaches the guest.
+fn works(
+    lab: &Lab,
+    shown: &Served,
+    picture: &[u8],
+    progress: &Progress,
+) -> Result<Viewer<TcpStream>> {
+    let mut viewer = look(shown)?;
+    sees(&mut viewer, picture, progress)?;
+    let before = keys(lab)?;
+    viewer.press(KEY)?;
+    wait_for(progress, "the key is pressed", || Ok(keys(lab)? > before))?;
+    Ok(viewer)
+}
+
 fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
     let leader = lab.find(&role("leader"))?;
     let shown: Vec<_> = lab
@@ -71,13 +86,8 @@ fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
     })?;
     let mut viewers = Vec::new();
     for (id, shown) in &shown {
-        let mut viewer = look(shown)?;
-        sees(&mut viewer, &picture, progress)?;
-        let before = keys(lab)?;
-        viewer.press(KEY)?;
-        wait_for(progress, "the key is pressed", || Ok(keys(lab)? > before))?;
+        viewers.push((*id, works(lab, shown, &picture, progress)?));
         progress.say(format!("replica {id}: shows the display, and takes a key"));
-        viewers.push((*id, viewer));
     }
     // A host that stands still closes no connection.
     let mut traces = lab.traces();
@@ -94,11 +104,7 @@ fn looks_from_everywhere(lab: &mut Lab, progress: &Progress) -> Result<()> {
         );
     }
     for (id, shown) in shown.iter().filter(|(id, _)| *id != leader) {
-        let mut viewer = look(shown)?;
-        sees(&mut viewer, &picture, progress)?;
-        let before = keys(lab)?;
-        viewer.press(KEY)?;
-        wait_for(progress, "the key is pressed", || Ok(keys(lab)? > before))?;
+        works(lab, shown, &picture, progress)?;
         progress.say(format!("replica {id}: shows it again"));
     }
     Ok(())

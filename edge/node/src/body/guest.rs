@@ -140,8 +140,11 @@ impl Body {
     }
 
     fn learn_addresses(&mut self, sent: &[Frame]) {
-        for (nic, announcement) in self.announcements.iter_mut().enumerate() {
-            announcement.learn(sent.iter().filter(|frame| usize::from(frame.nic()) == nic));
+        for frames in sent.chunk_by(|one, other| one.nic() == other.nic()) {
+            let nic = frames.first().map_or(0, Frame::nic);
+            if let Some(announcement) = self.announcements.get_mut(usize::from(nic)) {
+                announcement.learn(frames);
+            }
         }
     }
 
