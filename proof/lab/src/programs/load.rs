@@ -157,15 +157,16 @@ pub fn register(key: Key) -> String {
     format!("r-{key}")
 }
 
-/// Reads keys, a few with one request. A connection that is lost is opened again: a checkpoint may end it.
+/// Reads keys, a few with one request. A connection that is lost is opened again: a checkpoint may end it, and reads fill
+/// the log, too.
 pub fn read_all(
     mut open: impl FnMut() -> Result<Box<dyn Client>>,
     keys: &[String],
 ) -> Result<Vec<Option<String>>> {
-    let deadline = Instant::now() + WITHIN;
     let mut values = Vec::new();
     let mut connection = None;
     for some in keys.chunks(KEYS) {
+        let deadline = Instant::now() + WITHIN;
         loop {
             let client = match &mut connection {
                 Some(client) => Ok(client),

@@ -7,6 +7,7 @@ use crate::programs::subject::{Client, Subject, Wrong};
 use crate::programs::tool::{self, Tool};
 use anyhow::{Result, ensure};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::SocketAddrV4;
 use std::path::Path;
 use std::time::Duration;
@@ -98,8 +99,10 @@ impl Client for Ldap {
     }
 
     fn read(&mut self, keys: &[String]) -> Result<Vec<Option<String>>> {
-        let names: String = keys.iter().map(|key| format!("(cn={key})")).collect();
-        let filter = format!("(|{names})");
+        // One search for each line of a file, by the index. A filter of many alternatives takes the server a second.
+        let mut names = tempfile::NamedTempFile::new()?;
+        names.write_all(keys.join("\n").as_bytes())?;
+        let file = names.path().to_string_lossy();
         let arguments = [
             "-LLL",
             "-x",
@@ -107,7 +110,9 @@ impl Client for Ldap {
             &self.url,
             "-b",
             BASE,
-            &filter,
+            "-f",
+            &file,
+            "(cn=%s)",
             "cn",
             "description",
         ];
