@@ -225,7 +225,10 @@ mod tests {
             ("EPYC-Milan", 140, &[]),
             ("Nehalem", 60, &[]),
         ]);
-        assert_eq!(Processors::common(&[newer.clone()])[0], "EPYC-Milan");
+        assert_eq!(
+            Processors::common(std::slice::from_ref(&newer))[0],
+            "EPYC-Milan"
+        );
         for hosts in [[older.clone(), newer.clone()], [newer, older]] {
             assert_eq!(Processors::common(&hosts), ["EPYC", "EPYC-v1", "Nehalem"]);
         }

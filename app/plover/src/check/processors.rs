@@ -213,7 +213,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.json");
         std::fs::write(&file, "{}").unwrap();
-        let error = processors(None, &[file.clone()]).unwrap_err().to_string();
+        let error = processors(None, std::slice::from_ref(&file))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("a.json is no output of"), "{error}");
         let host = host("a processor", &[("EPYC", 100, &[])]);
         std::fs::write(&file, serde_json::to_string(&host).unwrap()).unwrap();
