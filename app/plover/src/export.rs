@@ -49,9 +49,9 @@ pub fn run(options: &ExportOptions) -> Result<ExitCode> {
     let moves = moves(&domain, &config, Path::exists)?;
     let xml = with_disks(&text, &moves)?;
     is_off(&config)?;
+    refuse_saved_memory(name_of(&domain), "")?;
     let hook = hook::place(&config.group.name);
     if options.define {
-        refuse_saved_memory(name_of(&domain))?;
         let said = virsh(&["define", "/dev/stdin"], Some(&xml))?;
         eprintln!("plover: {}", said.trim());
         // Last: until then libvirt must not start what it knows of the guest.
@@ -95,7 +95,8 @@ fn next_steps(
     }
     text += &variables_step(domain, config);
     text += &format!(
-        "3. on every host, remove all that the group knew: with it, a later group of this guest would begin with disks of before\n     \
+        "3. on every host, remove all that the group knew, and on the others their copies of the disks: with it, a later group of \
+         this guest would begin with disks of before\n     \
          rm -r {}",
         of(&config.paths.state_dir)
     );
@@ -126,7 +127,8 @@ fn is_off(config: &ReplicaConfig) -> Result<()> {
     ensure!(
         status["role"] == "leader",
         "this host's replica is {}, not the leader, whose disks are the newest: run this on the host of replica {}, or let this \
-         one lead first with `plover switchover --to {} --run-dir {run_dir}`",
+         one lead first with `plover switchover --to {} --run-dir {run_dir}` (where it is not in sync, drain a replica that \
+         is: `plover drain` on its host)",
         status["role"].as_str().unwrap_or("nothing"),
         status["leader"],
         config.group.me

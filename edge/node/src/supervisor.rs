@@ -164,7 +164,7 @@ fn not_attached(name: &str, error: &io::Error) -> String {
             "another process uses it: give each replica devices of its own (net.tap, nic.tap), or end that process".into()
         }
         io::ErrorKind::PermissionDenied => format!(
-            "it belongs to another user: make it anew with 'ip tuntap add {name} mode tap user plover' (the user that runs \
+            "it belongs to another user, or this one may not open /dev/net/tun (usually 0666): make it anew with 'ip tuntap add {name} mode tap user plover' (the user that runs \
              the replica)"
         ),
         _ => format!(

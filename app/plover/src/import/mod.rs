@@ -130,7 +130,7 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
 fn read(options: &ImportOptions) -> Result<(String, String)> {
     match (&options.domain, &options.file) {
         (Some(domain), _) => {
-            refuse_saved_memory(domain)?;
+            refuse_saved_memory(domain, "start the domain and shut it down, or ")?;
             let text = virsh(&["dumpxml", "--inactive", "--domain", domain], None)?;
             Ok((text, format!("the domain {domain}")))
         }
@@ -149,19 +149,19 @@ fn read(options: &ImportOptions) -> Result<(String, String)> {
     }
 }
 
-/// Refuses a domain whose memory `virsh managedsave` has saved: libvirt's next start goes on from it, on whatever the disks hold then.
+/// Refuses a domain, and says what to do, `or` first, whose memory `virsh managedsave` has saved: libvirt's next start goes on from it, on whatever the disks hold then.
 ///
 /// # Errors
 /// There is such a memory.
-pub fn refuse_saved_memory(domain: &str) -> Result<()> {
-    // A domain that libvirt does not know has none.
+pub fn refuse_saved_memory(domain: &str, or: &str) -> Result<()> {
+    // A domain that libvirt does not know has none, and a host without libvirt.
     let about = virsh(&["dominfo", "--domain", domain], None).unwrap_or_default();
     let mut lines = about.lines().filter_map(|line| line.split_once(':'));
     let is_saved = lines.any(|(key, value)| key == "Managed save" && value.trim() == "yes");
     ensure!(
         !is_saved,
-        "libvirt has a saved memory of {domain}, and would go on from it on disks of another time: start the domain and shut \
-         it down, or give the memory up with `virsh managedsave-remove {domain}`"
+        "libvirt has a saved memory of {domain}, and would go on from it on disks of another time: {or}give it up with \
+         `virsh managedsave-remove {domain}`"
     );
     Ok(())
 }

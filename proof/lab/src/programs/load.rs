@@ -17,8 +17,6 @@ const PATIENCE: Duration = Duration::from_millis(1000);
 const FOUND_WITHIN: Duration = Duration::from_millis(100);
 /// A pause before the next try to connect.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
-/// Keys that are read with one request.
-const KEYS: usize = 50;
 /// All clients of the registers use one key for so long. The check searches the orders of one key's operations.
 const KEY_FOR: Duration = Duration::from_millis(250);
 /// The pause of a register's client, so that a key has some dozens of operations.
@@ -157,15 +155,16 @@ pub fn register(key: Key) -> String {
     format!("r-{key}")
 }
 
-/// Reads keys, a few with one request. A connection that is lost is opened again: a checkpoint may end it, and reads fill
+/// Reads keys, `at_once` with one request. A connection that is lost is opened again: a checkpoint may end it, and reads fill
 /// the log, too.
 pub fn read_all(
     mut open: impl FnMut() -> Result<Box<dyn Client>>,
     keys: &[String],
+    at_once: usize,
 ) -> Result<Vec<Option<String>>> {
     let mut values = Vec::new();
     let mut connection = None;
-    for some in keys.chunks(KEYS) {
+    for some in keys.chunks(at_once) {
         let deadline = Instant::now() + WITHIN;
         loop {
             let client = match &mut connection {

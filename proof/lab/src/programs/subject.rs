@@ -51,6 +51,11 @@ pub trait Subject: fmt::Debug + Sync {
     /// No connection.
     fn open(&self, files: &Path, at: SocketAddrV4, patience: Duration) -> Result<Box<dyn Client>>;
 
+    /// How many keys are read with one request.
+    fn keys_at_once(&self) -> usize {
+        50
+    }
+
     /// Whether a second write to a key replaces the first, so that keys can be used as registers.
     fn replaces(&self) -> bool {
         true

@@ -308,7 +308,7 @@ fn audit(
         .flat_map(|it| it.acknowledged.iter().cloned())
         .unzip();
     let open = || subject.open(group.files(), LISTEN, PATIENCE);
-    let read = group.as_client(|| read_all(open, &keys))?;
+    let read = group.as_client(|| read_all(open, &keys, subject.keys_at_once()))?;
     let same = |(read, value): &(&Option<String>, &String)| read.as_ref() == Some(*value);
     let lost = values.len() - read.iter().zip(&values).filter(same).count();
     let history = shared
@@ -370,7 +370,7 @@ fn differing(group: &Group, keys: &[String], progress: &Progress) -> Result<Vec<
         let own = SocketAddrV4::new(group.subject().address(id), group.subject().port());
         let open = || group.subject().open(group.files(), own, PATIENCE);
         let host = group.topology().replica(id);
-        all.push(host.run(|| read_all(open, keys))?);
+        all.push(host.run(|| read_all(open, keys, group.subject().keys_at_once()))?);
     }
     let differs = |at: &usize| all.iter().any(|values| values[*at] != all[0][*at]);
     Ok((0..keys.len())
