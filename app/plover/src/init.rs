@@ -15,6 +15,9 @@ use std::io::{BufRead, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// The memory of a guest of which nothing else is said.
+const MEM_MIB: u32 = 2048;
+
 /// The contents of the configurations. On a terminal, a missing option without a default is asked for.
 #[derive(Debug, Args)]
 pub struct InitOptions {
@@ -38,7 +41,7 @@ pub struct InitOptions {
     #[arg(long, value_name = "FILE", requires = "cloud_init")]
     network_config: Option<PathBuf>,
     /// The guest's memory.
-    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    #[arg(long, value_name = "MIB", default_value_t = MEM_MIB)]
     mem_mib: u32,
     /// The guest's processors.
     #[arg(long, default_value_t = 1)]
@@ -52,6 +55,25 @@ pub struct InitOptions {
     /// The guest's MAC address, if it has one already. If not, a random one is made.
     #[arg(long)]
     mac: Option<Mac>,
+}
+
+impl InitOptions {
+    /// A guest of a cloud image, with defaults for everything that has one.
+    pub fn of_cloud_image(group: GroupOptions, image: &Path, user_data: &Path) -> Self {
+        Self {
+            group,
+            disk: None,
+            disk_mib: None,
+            image: Some(image.into()),
+            cloud_init: Some(user_data.into()),
+            network_config: None,
+            mem_mib: MEM_MIB,
+            vcpus: 1,
+            uefi: false,
+            secure_boot: false,
+            mac: None,
+        }
+    }
 }
 
 /// Writes the files of each host, and says what to do with them.

@@ -13,7 +13,7 @@ mod judge;
 mod virsh;
 
 use crate::init::group::{self, Group, GroupOptions, ORIGINAL, write_all_new};
-use crate::init::random_mac;
+use crate::init::{self, InitOptions, random_mac};
 use crate::output;
 use account::Account;
 use anyhow::{Context, Result, bail, ensure};
@@ -56,6 +56,10 @@ pub struct ImportOptions {
     /// Print the account as one JSON object.
     #[arg(long)]
     json: bool,
+    /// FILE is no domain but a cloud image, which configures itself by these user data: as `plover init --image FILE --cloud-init
+    /// USER-DATA`, which has more options.
+    #[arg(long, value_name = "USER-DATA", requires = "file", conflicts_with_all = ["without", "disk_mib", "hook", "account", "json"])]
+    cloud_init: Option<PathBuf>,
     #[command(flatten)]
     group: GroupOptions,
 }
@@ -76,6 +80,13 @@ impl FromStr for DiskMib {
 
 /// Judges the domain, and writes the group's files unless the guest would lose something.
 pub fn run(options: &ImportOptions) -> Result<ExitCode> {
+    if let (Some(image), Some(user_data)) = (&options.file, &options.cloud_init) {
+        return init::run(&InitOptions::of_cloud_image(
+            options.group.clone(),
+            image,
+            user_data,
+        ));
+    }
     let (text, from) = read(options)?;
     let document = parse(&text, &from)?;
     let name = child(document.root_element(), "name").map(self::text);
@@ -139,7 +150,8 @@ fn read(options: &ImportOptions) -> Result<(String, String)> {
                 .with_context(|| format!("cannot read the domain {}", file.display()))?;
             let text = String::from_utf8(bytes).ok().with_context(|| {
                 format!(
-                    "{} is no domain's XML: of a disk image, `plover init --image` makes a group",
+                    "{} is no domain's XML: of a cloud image a group is made with --cloud-init, of another disk image by `plover init \
+                     --image`",
                     file.display()
                 )
             })?;

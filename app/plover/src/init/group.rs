@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A group's hosts, network and files: all but its guest.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct GroupOptions {
     /// The group's name, such as the guest's.
     #[arg(long)]
