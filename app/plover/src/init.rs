@@ -59,13 +59,19 @@ pub struct InitOptions {
 
 impl InitOptions {
     /// A guest of a cloud image, with defaults for everything that has one.
-    pub fn of_cloud_image(group: GroupOptions, image: &Path, user_data: &Path) -> Self {
+    pub fn of_cloud_image(
+        group: GroupOptions,
+        disk: PathBuf,
+        disk_mib: u64,
+        image: PathBuf,
+        user_data: PathBuf,
+    ) -> Self {
         Self {
             group,
-            disk: None,
-            disk_mib: None,
-            image: Some(image.into()),
-            cloud_init: Some(user_data.into()),
+            disk: Some(disk),
+            disk_mib: Some(disk_mib),
+            image: Some(image),
+            cloud_init: Some(user_data),
             network_config: None,
             mem_mib: MEM_MIB,
             vcpus: 1,

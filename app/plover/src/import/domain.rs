@@ -239,17 +239,40 @@ impl Disk<'_> {
             return Ok(None);
         };
         let source = self.source.display();
-        // The header: "QFI\xfb", a version, the backing file's name, cluster bits; then the size.
-        let mut head = [0; 32];
-        file.read_exact_at(&mut head, 0)
-            .with_context(|| format!("cannot read the header of {source}"))?;
+        let bytes = qcow2_bytes(&file);
+        let bytes = bytes.with_context(|| format!("cannot read the header of {source}"))?;
         ensure!(
-            head.starts_with(b"QFI\xfb"),
+            bytes.is_some(),
             "{source} is no qcow2 image, as the domain says it is"
         );
-        let mut size = [0; 8];
-        size.copy_from_slice(&head[24..]);
-        Ok(Some(u64::from_be_bytes(size)))
+        Ok(bytes)
+    }
+}
+
+/// The size that a qcow2 image has for its guest; `None` if it is none.
+fn qcow2_bytes(file: &File) -> std::io::Result<Option<u64>> {
+    // The header: "QFI\xfb", a version, the backing file's name, cluster bits; then the size.
+    let mut head = [0; 32];
+    match file.read_exact_at(&mut head, 0) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let mut size = [0; 8];
+    size.copy_from_slice(&head[24..]);
+    let is_qcow2 = head.starts_with(b"QFI\xfb");
+    Ok(is_qcow2.then(|| u64::from_be_bytes(size)))
+}
+
+/// The size that a disk image, qcow2 or raw, has for its guest.
+///
+/// # Errors
+/// It cannot be read, or is empty.
+pub fn image_bytes(image: &Path) -> Result<u64> {
+    let read = || File::open(image).and_then(|file| qcow2_bytes(&file));
+    let qcow2 = read().with_context(|| format!("cannot read the image {}", image.display()))?;
+    match qcow2 {
+        Some(bytes) => Ok(bytes),
+        None => Ok(bytes_of(image)?.unwrap_or(0)),
     }
 }
 

@@ -81,11 +81,7 @@ impl FromStr for DiskMib {
 /// Judges the domain, and writes the group's files unless the guest would lose something.
 pub fn run(options: &ImportOptions) -> Result<ExitCode> {
     if let (Some(image), Some(user_data)) = (&options.file, &options.cloud_init) {
-        return init::run(&InitOptions::of_cloud_image(
-            options.group.clone(),
-            image,
-            user_data,
-        ));
+        return init::run(&cloud_image(options, image, user_data)?);
     }
     let (text, from) = read(options)?;
     let document = parse(&text, &from)?;
@@ -135,6 +131,24 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
         output::print(steps)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The group of a cloud image. Its disk is as large as the image's, and named after the group, as the image is if nothing else is
+/// said.
+fn cloud_image(options: &ImportOptions, image: &Path, user_data: &Path) -> Result<InitOptions> {
+    let usual = image.file_stem().and_then(|stem| stem.to_str());
+    let mut group = options.group.clone();
+    let name = group.name(usual)?;
+    let disk = options.disks.join(format!("{name}.raw"));
+    let mib = domain::image_bytes(image)?.div_ceil(1 << 20);
+    group.name = Some(name);
+    Ok(InitOptions::of_cloud_image(
+        group,
+        disk,
+        mib,
+        image.into(),
+        user_data.into(),
+    ))
 }
 
 /// The domain's XML, and where it is from.

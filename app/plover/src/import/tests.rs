@@ -248,3 +248,21 @@ fn mistakes_are_named() {
     assert!(error.contains("--disk-mib vda=MIB"), "{error}");
     assert!(!to.exists());
 }
+
+#[test]
+fn an_image_tells_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("cloud.img");
+    let bytes = || super::domain::image_bytes(&image);
+    let error = format!("{:#}", bytes().unwrap_err());
+    assert!(error.contains("cannot read the image"), "{error}");
+    std::fs::write(&image, "").unwrap();
+    assert!(bytes().unwrap_err().to_string().contains("is empty"));
+    std::fs::write(&image, "raw").unwrap();
+    assert_eq!(bytes().unwrap(), 3);
+    let mut header = b"QFI\xfb".to_vec();
+    header.resize(24, 0);
+    header.extend((3u64 << 30).to_be_bytes());
+    std::fs::write(&image, header).unwrap();
+    assert_eq!(bytes().unwrap(), 3 << 30);
+}
