@@ -158,10 +158,6 @@ impl Replica {
             self.feed.bytes = 0;
             let until = now + self.config.checkpoint_within;
             self.checkpoints.asked(at, by, until);
-            if by == me && !is_mine {
-                // It was asked while it followed. Nobody else would tell this leader that it does not come.
-                self.checkpoints.given_up();
-            }
         }
         let is_old = self.checkpoints.newest().is_some_and(|newest| newest >= at);
         if is_mine && !is_old {

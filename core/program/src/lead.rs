@@ -138,40 +138,6 @@ mod tests {
         assert!(others.iter().all(|it| takers.contains(it)), "{takers:?}");
     }
 
-    /// A follower is asked for a checkpoint, and leads before it comes to that entry. It takes none then, and asks another one
-    /// instead of waiting for itself.
-    #[test]
-    fn a_new_leader_does_not_wait_for_its_own_checkpoint() {
-        let (me, others) = (ReplicaId(0), [ReplicaId(1), ReplicaId(2)]);
-        let (mut now, mut out) = (Micros(1), Vec::new());
-        let at = |view, index| Viewstamp {
-            view,
-            index: Index(index),
-        };
-        let (old, new) = (View::new(1, ReplicaId(1)), View::new(2, me));
-        let mut replica = Replica::new(config(), None);
-        let log = |leads, last: Viewstamp| LogState {
-            leads,
-            commit: last.index,
-            last,
-            linked: ReplicaSet::of(others),
-            ..LogState::default()
-        };
-        replica.apply(now, Event::Log(log(None, at(old, 0))), &mut out);
-        replica.apply(now, Event::Started, &mut out);
-        let asks = Entry::Cut(Some(me)).encode();
-        replica.apply(now, Event::Log(log(Some(new), at(old, 1))), &mut out);
-        replica.apply(now, Event::Entry(at(old, 1), Some(&asks)), &mut out);
-        replica.apply(now, Event::Log(log(Some(new), at(new, 2))), &mut out);
-        let opens = Entry::Cut(None).encode();
-        replica.apply(now, Event::Entry(at(new, 2), Some(&opens)), &mut out);
-        out.clear();
-        now = Micros(now.0 + Micros::from_ms(5000).0);
-        replica.apply(now, Event::Log(log(Some(new), at(new, 2))), &mut out);
-        let asked = |by: &ReplicaId| out.contains(&Action::Propose(Entry::Cut(Some(*by)).encode()));
-        assert!(others.iter().chain([&me]).any(asked), "{out:?}");
-    }
-
     /// A log that is full takes no cut, and clients are served only behind one.
     #[test]
     fn a_new_leader_trims_before_it_proposes() {
