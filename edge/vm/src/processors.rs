@@ -26,7 +26,7 @@ pub struct Processors {
     pub host: String,
     /// QEMU's release: `7.2`.
     pub qemu: String,
-    /// What executes the guest's instructions.
+    /// The accelerator that the models are for.
     pub accel: Accel,
     /// By QEMU's names. Without those that differ from host to host, or that QEMU is about to drop.
     pub models: BTreeMap<String, Model>,

@@ -280,8 +280,8 @@ impl Subject for Redis {
 /// Redis without Plover, on one host or on several.
 struct Plain {
     /// Ended before the namespaces.
-    _feeder: Option<Feeder>,
-    _programs: Vec<Process>,
+    feeder: Option<Feeder>,
+    programs: Vec<Process>,
     topology: Topology,
 }
 
@@ -289,8 +289,8 @@ impl Plain {
     fn start(hosts: usize) -> Result<Self> {
         Topology::remove(NAME)?;
         let mut plain = Self {
-            _feeder: None,
-            _programs: Vec::new(),
+            feeder: None,
+            programs: Vec::new(),
             topology: Topology::create(NAME, hosts)?,
         };
         let own = |id: usize| Ipv4Addr::new(10, 77, 0, 10 + id as u8);
@@ -311,7 +311,7 @@ impl Plain {
             command.args(["--loglevel", "warning"]);
             command.stdin(Stdio::null()).stdout(Stdio::null());
             let mut command = plain.topology.replica(id).exec_in(command)?;
-            plain._programs.push(Process::start(&mut command)?);
+            plain.programs.push(Process::start(&mut command)?);
         }
         let mut wanted: Vec<_> = (0..hosts)
             .map(|id| SocketAddrV4::new(own(id), port))
@@ -325,7 +325,7 @@ impl Plain {
             plain.wait_for(*at)?;
         }
         if !alone {
-            plain._feeder = Some(Feeder::start(&plain.topology.replica(0), LISTEN, wanted)?);
+            plain.feeder = Some(Feeder::start(&plain.topology.replica(0), LISTEN, wanted)?);
             plain.wait_for(LISTEN)?;
         }
         Ok(plain)
@@ -364,8 +364,8 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        self._feeder = None;
-        self._programs.clear();
+        self.feeder = None;
+        self.programs.clear();
         let _ = self.topology.clone().destroy();
     }
 }

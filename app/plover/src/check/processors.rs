@@ -70,13 +70,13 @@ pub fn processors(config: Option<&Path>, files: &[PathBuf]) -> Result<ExitCode> 
     }
     let hosts: Result<Vec<_>> = files.iter().map(|file| read(file)).collect();
     let hosts = hosts?;
-    for host in &hosts[1..] {
+    for (file, host) in files.iter().zip(&hosts) {
         ensure!(
             host.accel == hosts[0].accel,
             "{} and {} do not run guests in the same way ({} and {}): load KVM on both, or set guest.accel on all hosts and \
              ask again with --config",
             files[0].display(),
-            files[hosts.iter().position(|it| it == host).unwrap_or(0)].display(),
+            file.display(),
             hosts[0].accel,
             host.accel
         );
