@@ -89,6 +89,11 @@ fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
     if is("stalled") {
         output::line("stalled     the program leaves its input unread")?;
     }
+    if is("full") {
+        output::line(
+            "full        the log holds log_mib of input: clients wait until a checkpoint lets it be trimmed",
+        )?;
+    }
     if is("lost") {
         output::line(
             "lost        every replica has lost the log: `plover run begin` on the replica with the lowest id begins \

@@ -34,6 +34,9 @@ pub struct Config {
     pub checkpoint_bytes: u64,
     /// The same although clients are connected; they are cut off.
     pub checkpoint_bytes_max: u64,
+    /// Clients' input is taken as long as the log holds no more bytes than this. It holds some more of replicas, whose
+    /// entries let it be trimmed.
+    pub room: u64,
     /// A program that leaves its input unread for this long is taken to stand still.
     pub stall: Micros,
     /// A checkpoint that is not taken within this time is asked of another replica.

@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 /// How often a proposal that the log does not show is repeated.
 pub(crate) const REPEAT: Micros = Micros::from_ms(500);
 
+/// After this time a replica that could not give its checkpoint is asked again.
+const FETCH_AGAIN: Micros = Micros::from_ms(5000);
+
 /// After so many failures in a row, checkpoints are asked for once a minute.
 const PAUSE_DOUBLES_MAX: u32 = 7;
 
@@ -30,6 +33,8 @@ pub(crate) struct Checkpoints {
     pub fetching: Option<Held>,
     /// Replicas that could not give the newest one.
     failed: ReplicaSet,
+    /// When they are asked again.
+    forgive_at: Micros,
     /// One was asked for, with this cut, of this replica, and is waited for until then.
     asked: Option<(Viewstamp, ReplicaId, Micros)>,
     /// How many in a row did not come. Each one cut off the clients, so the next ones come ever more rarely.
@@ -54,6 +59,7 @@ impl Checkpoints {
             own,
             fetching: None,
             failed: ReplicaSet::EMPTY,
+            forgive_at: Micros::NEVER,
             asked: None,
             failures: 0,
             attempts: 0,
@@ -91,7 +97,7 @@ impl Checkpoints {
 
     pub fn deadline(&self) -> Micros {
         let asked = self.asked.map_or(Micros::NEVER, |(_, _, until)| until);
-        self.announce_at.min(asked)
+        self.announce_at.min(asked).min(self.forgive_at)
     }
 
     /// The log names a checkpoint.
@@ -105,16 +111,17 @@ impl Checkpoints {
         }
         let newest = self.held.values().map(|it| it.at).max();
         if newest.is_none_or(|newest| newest < held.at) {
-            self.failed = ReplicaSet::EMPTY;
+            self.forgive();
         }
         self.held.insert(held.replica, held);
     }
 
-    /// The program of `replica` has diverged before `at`: what it has taken is forgotten.
+    /// The program of `replica` has diverged before `at`: what it has taken is forgotten, and what it was asked for does
+    /// not come.
     pub fn tainted(&mut self, replica: ReplicaId, at: Viewstamp) {
         self.held
             .retain(|_, it| it.taken_by != replica || it.at > at);
-        self.needed = true;
+        self.needs(replica);
     }
 
     /// The newest checkpoint of another replica that begins no earlier than the log.
@@ -125,16 +132,28 @@ impl Checkpoints {
         usable.max_by_key(|it| it.at)
     }
 
+    /// A newer one than this replica's own, if none is on its way.
+    pub fn lacks(&mut self, now: Micros, base: Index) -> Option<Held> {
+        if now >= self.forgive_at {
+            self.forgive();
+        }
+        let own = self.own.as_ref().map(|own| own.at);
+        let newer = self.best(base).filter(|it| Some(it.at) > own);
+        newer.filter(|_| self.fetching.is_none()).cloned()
+    }
+
     /// The one that is on its way did not come.
-    pub fn fetch_failed(&mut self) {
+    pub fn fetch_failed(&mut self, now: Micros) {
         if let Some(held) = self.fetching.take() {
             self.failed.insert(held.replica);
+            self.forgive_at = now + FETCH_AGAIN;
         }
     }
 
     /// All replicas may be asked again.
     pub fn forgive(&mut self) {
         self.failed = ReplicaSet::EMPTY;
+        self.forgive_at = Micros::NEVER;
     }
 
     /// The newest one is at this entry.
@@ -156,16 +175,20 @@ impl Checkpoints {
         self.needed = false;
     }
 
-    /// Whether one is waited for, of a replica that is there.
-    pub fn waits(&mut self, now: Micros, linked: ReplicaSet) -> bool {
+    /// Waits no longer for a replica that is late or not there. Followers look, too: any of them may lead next.
+    pub fn look(&mut self, now: Micros, linked: ReplicaSet) {
         let is_late = |(_, by, until)| now >= until || (by != self.me && !linked.contains(by));
         if self.asked.is_some_and(is_late) {
             self.given_up();
         }
+    }
+
+    /// Whether one is waited for.
+    pub fn waits(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// `replica` has no checkpoint, and needs one.
+    /// `replica` has no checkpoint, and takes none.
     pub fn needs(&mut self, replica: ReplicaId) {
         if self.asked.is_some_and(|(_, by, _)| by == replica) {
             self.given_up();

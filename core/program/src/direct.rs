@@ -130,6 +130,7 @@ mod tests {
             checkpoints: false,
             checkpoint_bytes: u64::MAX,
             checkpoint_bytes_max: u64::MAX,
+            room: u64::MAX,
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
             entrance,

@@ -133,7 +133,7 @@ impl Replica {
             // A leader's program that left its clients unread has none any more.
             self.stalled = false;
         }
-        let me = self.config.me;
+        let (me, pause) = (self.config.me, self.pause());
         let mut is_mine = by == Some(me) && self.config.checkpoints;
         if let Phase::Leading {
             view,
@@ -145,7 +145,7 @@ impl Replica {
             // A cut that was proposed twice may come again while the next one is being prepared.
             if matches!(quiet, Quiet::Done(last) if at.index > *last) {
                 *quiet = Quiet::Reads;
-                self.repeat_at = now + self.checkpoints.pause();
+                self.repeat_at = now + pause;
             }
             // A leader takes none, since its clients would wait, unless it has chosen itself.
             is_mine &= at.view == *view;
@@ -163,6 +163,8 @@ impl Replica {
         if is_mine && !is_old {
             self.feed.checkpoint = Some(at);
             self.go_on(now, out);
+        } else if by == Some(me) && !is_old {
+            self.refuse(now);
         }
     }
 
@@ -182,7 +184,10 @@ impl Replica {
                 }
             }
             Entry::Holds(held) => self.holds(held.clone(), out),
-            Entry::Needs(replica) => self.checkpoints.needs(*replica),
+            Entry::Needs(replica) => {
+                self.refuses &= *replica != self.config.me;
+                self.checkpoints.needs(*replica);
+            }
             Entry::Tainted(replica) => {
                 self.noted.remove(*replica);
                 self.confesses &= *replica != self.config.me;
@@ -199,21 +204,28 @@ impl Replica {
 
     /// A replica holds a checkpoint.
     fn holds(&mut self, held: Held, out: &mut Vec<Action>) {
-        let me = self.config.me;
-        let is_newer = self.own().is_none_or(|own| own.at < held.at);
-        let wanted = held.replica != me && is_newer && self.config.checkpoints;
-        self.checkpoints.named(held.clone());
-        let is_free = self.checkpoints.fetching.is_none() && self.feed.checkpoint.is_none();
-        if self.phase.executes() && wanted && is_free {
-            self.fetch(held, out);
-        }
+        self.checkpoints.named(held);
         self.trim(out);
+    }
+
+    /// Fetches the newest checkpoint, if this replica lacks it.
+    pub(crate) fn keep_up(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if self.config.checkpoints && self.phase.executes() && self.feed.checkpoint.is_none() {
+            if let Some(held) = self.checkpoints.lacks(now, self.log.base) {
+                self.fetch(held, out);
+            }
+        }
     }
 
     /// Asks for a checkpoint of another replica.
     pub(crate) fn fetch(&mut self, held: Held, out: &mut Vec<Action>) {
         self.checkpoints.fetching = Some(held.clone());
         out.push(Action::Fetch(held));
+    }
+
+    /// Tells the group that this replica takes no checkpoint, although it was asked.
+    pub(crate) fn refuse(&mut self, now: Micros) {
+        (self.refuses, self.repeat_at) = (true, now);
     }
 
     /// Asks the leader for a checkpoint.

@@ -9,6 +9,9 @@ use crate::replica::{Replica, propose};
 use crate::{Entrance, Entry, Phase};
 use plover_types::{Micros, ReplicaId, View};
 
+/// Pauses between checkpoints are no longer than this while the log is full.
+const PAUSE_IF_FULL: Micros = Micros::from_ms(8000);
+
 impl Replica {
     /// This replica leads `view`.
     pub(crate) fn lead(&mut self, view: View) {
@@ -44,7 +47,7 @@ impl Replica {
             }
             return;
         }
-        if !self.config.checkpoints || self.checkpoints.waits(now, self.log.linked) {
+        if !self.config.checkpoints || self.checkpoints.waits() {
             return;
         }
         let bytes = self.feed.bytes;
@@ -68,13 +71,24 @@ impl Replica {
                 return;
             }
             let pause = if is_fed {
-                self.checkpoints.pause()
+                self.pause()
             } else {
                 REPEAT
             };
             self.repeat_at = now + pause;
             let by = self.next_taker();
             out.push(propose(&Entry::Cut(Some(by))));
+        }
+    }
+
+    /// How long the next checkpoint waits at least behind the last.
+    pub(crate) fn pause(&self) -> Micros {
+        let pause = self.checkpoints.pause();
+        if self.is_full() {
+            // Nobody is served until it is taken.
+            pause.min(PAUSE_IF_FULL)
+        } else {
+            pause
         }
     }
 
@@ -118,6 +132,7 @@ mod tests {
             checkpoints: true,
             checkpoint_bytes: 1000,
             checkpoint_bytes_max: 2000,
+            room: 3000,
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
             entrance: Entrance::Fed,
@@ -136,6 +151,43 @@ mod tests {
         let takers: Vec<ReplicaId> = (0..3).map(|_| replica.next_taker()).collect();
         assert!(takers.contains(&me), "{takers:?}");
         assert!(others.iter().all(|it| takers.contains(it)), "{takers:?}");
+    }
+
+    /// A follower is asked for a checkpoint, and leads before it comes to that entry. It takes none then, and says so: a later
+    /// leader would wait for it, too.
+    #[test]
+    fn a_new_leader_refuses_the_checkpoint_that_it_was_asked_for() {
+        let (me, others) = (ReplicaId(0), [ReplicaId(1), ReplicaId(2)]);
+        let (now, mut out) = (Micros(1), Vec::new());
+        let at = |view, index| Viewstamp {
+            view,
+            index: Index(index),
+        };
+        let (old, new) = (View::new(1, ReplicaId(1)), View::new(2, me));
+        let mut replica = Replica::new(config(), None);
+        let log = |leads, last: Viewstamp| LogState {
+            leads,
+            commit: last.index,
+            last,
+            linked: ReplicaSet::of(others),
+            ..LogState::default()
+        };
+        replica.apply(now, Event::Log(log(None, at(old, 0))), &mut out);
+        replica.apply(now, Event::Started, &mut out);
+        let asks = Entry::Cut(Some(me)).encode();
+        replica.apply(now, Event::Log(log(Some(new), at(old, 1))), &mut out);
+        replica.apply(now, Event::Entry(at(old, 1), Some(&asks)), &mut out);
+        assert!(replica.checkpoints.waits());
+        let refuses = Entry::Needs(me).encode();
+        for turn in 0..2 {
+            out.clear();
+            let later = now + Micros(turn * REPEAT.0);
+            replica.apply(later, Event::Log(log(Some(new), at(old, 1))), &mut out);
+            assert!(out.contains(&Action::Propose(refuses.clone())), "{out:?}");
+        }
+        replica.apply(now, Event::Log(log(Some(new), at(new, 2))), &mut out);
+        replica.apply(now, Event::Entry(at(new, 2), Some(&refuses)), &mut out);
+        assert!(!replica.checkpoints.waits() && !replica.refuses);
     }
 
     /// A log that is full takes no cut, and clients are served only behind one.

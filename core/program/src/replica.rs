@@ -6,7 +6,7 @@ use crate::check::{Check, Verdict};
 use crate::checkpoints::Checkpoints;
 use crate::feed::Feed;
 use crate::phase::Quiet;
-use crate::{ConnectionId, Entry, Phase};
+use crate::{Claim, ConnectionId, Entry, Phase};
 use plover_types::{Index, Micros, ReplicaSet};
 
 /// A leader accepts no more input while this many entries wait for its program.
@@ -37,6 +37,8 @@ pub struct Replica {
     pub(crate) repeat_at: Micros,
     /// The log does not say yet that this replica's program has diverged.
     pub(crate) confesses: bool,
+    /// The log does not say yet that it cannot take the checkpoint that it was asked for.
+    pub(crate) refuses: bool,
     /// It was noted that there is no checkpoint.
     pub(crate) lacks: bool,
     /// The connection on which replicas differed last.
@@ -79,6 +81,7 @@ impl Replica {
             runs_since: Micros::NEVER,
             repeat_at: Micros::ZERO,
             confesses: false,
+            refuses: false,
             lacks: false,
             differs: None,
             noted: ReplicaSet::EMPTY,
@@ -115,7 +118,7 @@ impl Replica {
             Event::StartFailed(why) => self.taint(now, Taint::NotStarted(why), out),
             Event::Died(why) => self.taint(now, Taint::Died(why), out),
             Event::CheckpointTaken(result) => self.on_taken(now, result, out),
-            Event::Fetched(result) => self.on_fetched(result, out),
+            Event::Fetched(result) => self.on_fetched(now, result, out),
         }
     }
 
@@ -142,6 +145,8 @@ impl Replica {
         if now >= self.feed.stalls_at(self.config.stall) {
             self.stalled = true;
         }
+        self.checkpoints.look(now, self.log.linked);
+        self.keep_up(now, out);
         self.advance_start(now, out);
         self.repeat(now, out);
         if matches!(self.phase, Phase::Leading { .. }) {
@@ -151,16 +156,28 @@ impl Replica {
 
     /// Proposes what the log lacks of this replica.
     fn repeat(&mut self, now: Micros, out: &mut Vec<Action>) {
-        while let Some(claims) = self.check.due(now) {
+        // What is left of the log's room is for checkpoints.
+        while let Some(claims) = self.claims_due(now) {
             out.push(propose(&Entry::Claims(self.config.me, claims)));
         }
         if let Some(held) = self.checkpoints.announce(now, &self.config.address) {
             out.push(propose(&Entry::Holds(held)));
         }
-        if self.confesses && now >= self.repeat_at {
+        if (self.confesses || self.refuses) && now >= self.repeat_at {
             self.repeat_at = now + crate::checkpoints::REPEAT;
-            out.push(propose(&Entry::Tainted(self.config.me)));
+            if self.confesses {
+                out.push(propose(&Entry::Tainted(self.config.me)));
+            } else {
+                self.need(out);
+            }
         }
+    }
+
+    fn claims_due(&mut self, now: Micros) -> Option<Vec<Claim>> {
+        if self.is_full() {
+            return None;
+        }
+        self.check.due(now)
     }
 
     /// Whether the caller sends what the program answers to clients.
@@ -194,7 +211,7 @@ impl Replica {
             let is_new = self.differs != Some(difference.connection);
             if is_new {
                 self.differs = Some(difference.connection);
-                let excerpt = self.check.excerpt(difference);
+                let excerpt = self.check.excerpt(difference).filter(|_| !self.is_full());
                 out.extend(excerpt.map(|it| propose(&Entry::Excerpt(it))));
             }
             match verdict {
@@ -270,8 +287,14 @@ impl Replica {
         let is_ready = self.config.entrance == Entrance::Fed || self.feed.is_read();
         is_open
             && is_ready
+            && !self.is_full()
             && self.feed.checkpoint.is_none()
             && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
+    }
+
+    /// Whether the log takes no input of clients: a checkpoint has to come first.
+    pub fn is_full(&self) -> bool {
+        self.log.bytes > self.config.room
     }
 
     /// Whether clients are served, although perhaps none of their input is read just now.
@@ -307,15 +330,20 @@ impl Replica {
         } else {
             self.feed.stalls_at(self.config.stall)
         };
-        let repeat = if self.confesses || matches!(self.phase, Phase::Looking { .. }) {
+        let repeat = if self.confesses || self.refuses || matches!(self.phase, Phase::Looking { .. }) {
             self.repeat_at
         } else {
             Micros::NEVER
         };
+        let claims = if self.is_full() {
+            Micros::NEVER
+        } else {
+            self.check.deadline()
+        };
         until
             .min(stall)
             .min(repeat)
-            .min(self.check.deadline())
+            .min(claims)
             .min(self.checkpoints.deadline())
     }
 

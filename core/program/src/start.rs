@@ -161,7 +161,7 @@ impl Replica {
             }
             Err(why) => {
                 // The leader asks another replica.
-                self.need(out);
+                self.refuse(now);
                 out.push(Action::Note(Note::CheckpointFailed(why)));
             }
         }
@@ -169,7 +169,12 @@ impl Replica {
     }
 
     /// A checkpoint of another replica is here, or not.
-    pub(crate) fn on_fetched(&mut self, result: Result<Own, String>, out: &mut Vec<Action>) {
+    pub(crate) fn on_fetched(
+        &mut self,
+        now: Micros,
+        result: Result<Own, String>,
+        out: &mut Vec<Action>,
+    ) {
         match result {
             Ok(own) => {
                 self.checkpoints.fetching = None;
@@ -178,7 +183,7 @@ impl Replica {
                 }
             }
             Err(why) => {
-                self.checkpoints.fetch_failed();
+                self.checkpoints.fetch_failed(now);
                 out.push(Action::Note(Note::CheckpointFailed(why)));
             }
         }

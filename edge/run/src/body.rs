@@ -41,9 +41,6 @@ const DOOR: u64 = 6 << 60;
 /// Entries that one turn takes at most.
 const ENTRIES_PER_TURN: usize = 256;
 
-/// The part of the log's room that clients cannot fill: a sixteenth, 64 KiB at least.
-const RESERVED: usize = 16;
-
 /// How often the loop looks at what nothing announces: whether a program listens, whether it has read.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const READ_LOOKS: [u64; 6] = [20, 40, 80, 160, 400, 1000];
@@ -90,6 +87,8 @@ struct Body {
     words: Vec<OsString>,
     server: Server<LogOnly>,
     brain: Replica,
+    /// The bytes of the log that clients can fill.
+    room: usize,
     clients: Clients,
     /// The program reads its clients itself.
     direct: Option<Direct>,
@@ -220,9 +219,9 @@ impl Body {
             let (token, flags) = (event.data.u64(), event.flags);
             match token & KIND {
                 CLIENT => {
-                    let server = &mut self.server;
+                    let (server, room) = (&mut self.server, self.room);
                     self.clients
-                        .ready(token, flags, &mut |entry| propose(server, entry));
+                        .ready(token, flags, &mut |entry| propose(server, room, entry));
                 }
                 SOCKET => {
                     let mut from = Vec::new();
@@ -251,8 +250,9 @@ impl Body {
                         }
                         continue;
                     }
-                    let server = &mut self.server;
-                    self.clients.accept(&mut |entry| propose(server, entry));
+                    let (server, room) = (&mut self.server, self.room);
+                    self.clients
+                        .accept(&mut |entry| propose(server, room, entry));
                 }
                 _ => {}
             }
@@ -370,14 +370,13 @@ impl Body {
     }
 }
 
-/// Proposes what a client has sent. The last of the log's room is kept for the entries of replicas, since only these let
-/// it be trimmed: announcements of checkpoints, and the cut of a new leader.
+/// Proposes what a client has sent, if the log holds no more than `room` bytes.
 fn propose(
     server: &mut Server<LogOnly>,
+    room: usize,
     entry: &Entry<'_>,
 ) -> Result<Viewstamp, plover_log::Error> {
-    let room = server.log_bytes_max();
-    if server.status().log_bytes > room - room / RESERVED {
+    if server.status().log_bytes > room {
         return Err(plover_log::Error::Full);
     }
     server.propose_only(&entry.encode())

@@ -146,6 +146,10 @@ fn default_snapshot_s() -> u64 {
     120
 }
 
+/// Bytes of the log that are kept for the entries of replicas, since only these let it be trimmed: announcements of checkpoints,
+/// and cuts. A replica that tries for weeks proposes so many.
+const ROOM_OF_REPLICAS: usize = 1 << 20;
+
 impl RunConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
@@ -258,9 +262,18 @@ impl RunConfig {
         config.timeout_min = Some(Micros::from_ms(group.timeout_min_ms()));
         config.durability = group.durability;
         // Only checkpoints let the log be trimmed, so this much is what a restored program executes again.
-        config.log_bytes_max = group.log_mib << 20;
+        config.log_bytes_max = self.clients_room() + ROOM_OF_REPLICAS;
+        if self.program.via == Via::Preload {
+            // What the program has read already when clients have filled their part.
+            config.log_bytes_max += plover_preload::RING_BYTES;
+        }
         config.retain_bytes = usize::MAX;
         config
+    }
+
+    /// The bytes of the log that clients can fill.
+    pub(crate) fn clients_room(&self) -> usize {
+        self.group.log_mib << 20
     }
 
     /// Whether another fabric than TCP is named.

@@ -241,6 +241,11 @@ impl Direct {
         self.quiesces = true;
     }
 
+    /// Whether it waits until all that was read is proposed.
+    pub fn quiesces(&self) -> bool {
+        self.quiesces
+    }
+
     // ---- commits
 
     /// Input that the program has read up to here is committed.

@@ -41,6 +41,8 @@ struct Connection {
     output_ended: bool,
     /// The program or the kernel has broken it off.
     is_dead: bool,
+    /// What the loop waits for.
+    watched: EventFlags,
 }
 
 /// All connections to the program.
@@ -59,6 +61,7 @@ pub(crate) struct Sockets {
     unread: BTreeSet<u64>,
     /// Ports of this end whose connections are closed.
     gone: Vec<u16>,
+    scratch: Vec<u8>,
 }
 
 impl Sockets {
@@ -73,6 +76,7 @@ impl Sockets {
             tokens: BTreeMap::new(),
             unread: BTreeSet::new(),
             gone: Vec::new(),
+            scratch: vec![0; READ_BYTES],
         })
     }
 
@@ -114,7 +118,8 @@ impl Sockets {
         let token = self.kind | self.next;
         self.next += 1;
         let data = EventData::new_u64(token);
-        epoll::add(&self.epoll, &stream, data, EventFlags::IN | EventFlags::OUT)?;
+        let watched = EventFlags::IN | EventFlags::OUT;
+        epoll::add(&self.epoll, &stream, data, watched)?;
         let connection = Connection {
             id,
             stream,
@@ -128,6 +133,7 @@ impl Sockets {
             arrived: false,
             output_ended: false,
             is_dead,
+            watched,
         };
         self.all.insert(token, connection);
         self.tokens.insert(id, token);
@@ -187,7 +193,7 @@ impl Sockets {
             connection.write();
         }
         if flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
-            connection.read(out);
+            connection.read(&mut self.scratch, out);
         }
         let _ = connection.watch(&self.epoll, token);
     }
@@ -233,13 +239,14 @@ impl Connection {
         }
     }
 
-    fn read(&mut self, out: &mut Vec<FromProgram>) {
-        let mut bytes = vec![0; READ_BYTES];
-        match self.stream.read(&mut bytes) {
+    fn read(&mut self, scratch: &mut [u8], out: &mut Vec<FromProgram>) {
+        match self.stream.read(scratch) {
             Ok(count) if count > 0 => {
+                // A program that sends an answer in two parts may wait with the second until the first is acknowledged (Nagle), which
+                // the kernel does 40 ms later. It forgets this word by itself.
+                let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
                 if !self.closes {
-                    bytes.truncate(count);
-                    out.push(FromProgram::Output(self.id, bytes));
+                    out.push(FromProgram::Output(self.id, scratch[..count].to_vec()));
                 }
             }
             Err(error)
@@ -254,7 +261,7 @@ impl Connection {
     }
 
     /// Waits for what is missing still.
-    fn watch(&self, epoll: &OwnedFd, token: u64) -> io::Result<()> {
+    fn watch(&mut self, epoll: &OwnedFd, token: u64) -> io::Result<()> {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN, !self.output_ended);
         flags.set(
@@ -264,6 +271,9 @@ impl Connection {
         if self.is_dead && self.output_ended {
             // The kernel would report it for ever.
             epoll::delete(epoll, &self.stream)?;
+            return Ok(());
+        }
+        if std::mem::replace(&mut self.watched, flags) == flags {
             return Ok(());
         }
         Ok(epoll::modify(

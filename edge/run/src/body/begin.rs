@@ -63,15 +63,16 @@ pub fn run(
     for waker in [jobs.as_fd(), control.as_fd(), stop.0.1.as_fd()] {
         epoll::add(&*epoll, waker, EventData::new_u64(WAKER), EventFlags::IN)?;
     }
-    let log_bytes = (config.group.log_mib as u64) << 20;
+    let room = config.clients_room() as u64;
     let brain = plover_program::Config {
         me,
         members: config.members(),
         address: address.to_string(),
         check: config.program.check.0,
         checkpoints: config.takes_checkpoints(),
-        checkpoint_bytes: log_bytes / 4,
-        checkpoint_bytes_max: log_bytes / 2,
+        checkpoint_bytes: room / 4,
+        checkpoint_bytes_max: room / 2,
+        room,
         stall: Micros::from_ms(config.program.stall_ms),
         checkpoint_within: Micros::from_ms(2000 * config.program.snapshot_s),
         entrance: config.entrance(),
@@ -100,6 +101,7 @@ pub fn run(
         clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
         sockets: Sockets::new(config.program_address(), epoll.clone(), SOCKET)?,
         brain: Replica::new(brain, newest),
+        room: config.clients_room(),
         program: None,
         starting: None,
         starts: 0,

@@ -29,7 +29,13 @@ impl Body {
                 return;
             };
             let server = &mut self.server;
-            let Some(happened) = direct.pump(&mut |entry| propose(server, entry)) else {
+            // What was read before a cut must be in the log before it, and only behind a cut the log is trimmed.
+            let room = if direct.quiesces() {
+                usize::MAX
+            } else {
+                self.room
+            };
+            let Some(happened) = direct.pump(&mut |entry| propose(server, room, entry)) else {
                 return;
             };
             match happened {

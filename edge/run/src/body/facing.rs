@@ -7,8 +7,9 @@ use std::time::Instant;
 impl Body {
     /// Takes the clients' address, or gives it up, and reads clients as far as the brain takes their input.
     pub(super) fn face_clients(&mut self) {
-        let server = &mut self.server;
-        self.clients.retry(&mut |entry| propose(server, entry));
+        let (server, room) = (&mut self.server, self.room);
+        self.clients
+            .retry(&mut |entry| propose(server, room, entry));
         if !self.brain.serves() {
             if self.clients.is_listening() {
                 self.clients.drop_all();

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 impl Body {
     pub(super) fn remember(&mut self, text: String) {
+        self.notes.retain(|it| *it != text);
         self.notes.push(text);
         let old = self.notes.len().saturating_sub(8);
         self.notes.drain(..old);
@@ -54,6 +55,7 @@ impl Body {
             "committed": log.commit.0,
             "executed": brain.executed.0,
             "stalled": brain.stalled,
+            "full": self.brain.is_full(),
             "log_bytes": log.log_bytes,
             "log_begins": log.base.0,
             "checkpoint": index(brain.checkpoint),

@@ -81,6 +81,13 @@ impl World {
         Some(at)
     }
 
+    /// Bytes that the leader's log holds.
+    pub(super) fn log_bytes(&self) -> u64 {
+        let base = self.leader.map_or(0, |(it, _)| self.hosts[it].base.0);
+        let held = self.log.iter().skip(base as usize);
+        held.flat_map(|(_, bytes)| bytes).map(|it| it.len() as u64).sum()
+    }
+
     pub(super) fn at(&self, index: Index) -> Option<Viewstamp> {
         let place = index.0.checked_sub(1)?;
         self.log.get(place as usize).map(|(at, _)| *at)

@@ -40,6 +40,11 @@ impl World {
             self.reads(host, id, &Entry::Close(id), Vec::new());
             return;
         }
+        let is_full = |it: &Replica| it.is_full();
+        if self.hosts[host].brain.as_ref().is_some_and(is_full) {
+            self.coverage.hit("log: full");
+            return;
+        }
         let bytes = self.sends(place);
         if !bytes.is_empty() {
             self.reads(host, id, &Entry::Bytes(id, &bytes), bytes.clone());

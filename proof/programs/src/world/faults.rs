@@ -53,7 +53,8 @@ impl World {
         }
         if let Some(program) = &mut self.hosts[host].program {
             trace!(self, "r{host}: the program's memory changes");
-            program.memory.sum ^= 1;
+            // Two faults do not make the same majority.
+            program.memory.sum ^= self.rng.word() | 1;
             program.is_wrong = true;
         }
     }
@@ -71,7 +72,8 @@ impl World {
 
     /// Whether the group serves, and every program is right and up to date.
     pub(super) fn is_well(&self) -> bool {
-        let serves = |host: &Host| host.brain.as_ref().is_some_and(Replica::serves);
+        let takes = |it: &Replica| it.serves() && !it.is_full();
+        let serves = |host: &Host| host.brain.as_ref().is_some_and(takes);
         let is_right = |host: &Host| {
             let runs = host.brain.as_ref().is_some_and(|it| it.phase().executes());
             let memory = host.program.as_ref().map(|it| &it.memory);

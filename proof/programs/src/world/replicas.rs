@@ -5,6 +5,10 @@ use crate::program::Connection;
 use plover_program::{Action, Config, Event, LogState, Note, Replica, Taint};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 
+/// Bytes that the log takes of clients, and of replicas beyond.
+const ROOM: u64 = 3000;
+const ROOM_OF_REPLICAS: u64 = 3000;
+
 impl World {
     pub(super) fn begin(&mut self, host: usize) {
         let config = Config {
@@ -15,8 +19,10 @@ impl World {
             checkpoints: true,
             checkpoint_bytes: 600,
             checkpoint_bytes_max: 1500,
+            room: ROOM,
             stall: Micros::from_ms(300),
-            checkpoint_within: Micros::from_ms(800),
+            // Longer than a run: a group that waits for a checkpoint that nobody takes does not heal.
+            checkpoint_within: Micros::from_ms(1_000_000),
             entrance: self.entrance,
             canary: self.options.canary,
         };
@@ -59,7 +65,7 @@ impl World {
             base: *base,
             commit: *commit,
             last: last.unwrap_or_default(),
-            bytes: 0,
+            bytes: self.log_bytes(),
             linked: ReplicaSet::of((0..self.hosts.len()).filter_map(|id| {
                 self.hosts[id]
                     .brain
@@ -110,7 +116,7 @@ impl World {
         match action {
             Action::Propose(bytes) => {
                 let may_pass = self.rng.chance(0.9);
-                if may_pass {
+                if may_pass && self.log_bytes() <= ROOM + ROOM_OF_REPLICAS {
                     self.append(Some(bytes));
                 }
             }
