@@ -1,7 +1,13 @@
 //! Unmodified programs under `plover run` on three hosts.
 
-use plover_lab_proof::programs::{self, Plan};
+use anyhow::{Context, Result, ensure};
+use plover_lab_proof::programs::group::{Group, LISTEN};
+use plover_lab_proof::programs::{self, Client, Plan, Subject};
 use plover_lab_proof::{Turn, program, progress};
+use serde_json::Value;
+use std::net::SocketAddrV4;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Two leaders of a Redis die, and come back.
 fn two_leaders_die(name: &str, program_keys: &str) {
@@ -30,4 +36,91 @@ fn none_is_lost_through_a_preloaded_library() {
 #[test]
 fn none_is_lost_when_reads_wait() {
     two_leaders_die("t-reads", "via = \"preload\"\nwait = \"read\"");
+}
+
+/// Redis, whose checkpoints fail as long as a file is missing.
+#[derive(Debug)]
+struct WithoutCheckpoints;
+
+/// The file, seen from the program's directory: it lies beside the replicas' directories.
+const ALLOWS: &str = "test -e ../../allowed";
+
+impl Subject for WithoutCheckpoints {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn command(&self, files: &Path) -> Vec<String> {
+        programs::named("redis").unwrap().command(files)
+    }
+
+    fn keys(&self) -> String {
+        let keys = programs::named("redis").unwrap().keys();
+        keys.replace(
+            "snapshot_cmd = \"",
+            &format!("snapshot_cmd = \"{ALLOWS} && "),
+        )
+    }
+
+    fn open(&self, files: &Path, at: SocketAddrV4, patience: Duration) -> Result<Box<dyn Client>> {
+        programs::named("redis").unwrap().open(files, at, patience)
+    }
+}
+
+/// The log is full because no checkpoint can be taken. No replica gives up its program, and clients are served again
+/// when one can.
+#[test]
+fn a_full_log_serves_again_after_a_checkpoint() {
+    let _turn = Turn::wait();
+    let progress = progress();
+    let mut plan = Plan::demo();
+    plan.program_keys = "via = \"preload\"".into();
+    let group = Group::up("t-full", 3, program(), &WithoutCheckpoints, &plan).unwrap();
+    let is_full = |group: &Group| {
+        let leader = group.leader().and_then(|id| group.status(id));
+        leader.is_some_and(|it| it["full"] == true)
+    };
+    let write = |number: usize| -> Result<()> {
+        let patience = Duration::from_secs(1);
+        let mut client = WithoutCheckpoints.open(group.files(), LISTEN, patience)?;
+        let value = "v".repeat(500);
+        (0..1000).try_for_each(|key| client.write(&format!("{number}-{key}"), &value))
+    };
+    let outcome = || -> Result<()> {
+        group.wait_for("all programs run", &progress, Group::is_whole)?;
+        while !is_full(&group) {
+            std::thread::scope(|threads| {
+                for writer in 0..8 {
+                    let host = group.topology().client();
+                    threads.spawn(move || host.run(|| Ok(write(writer))));
+                }
+            });
+        }
+        let before: Vec<_> = (0..3).map(|id| group.status(id)).collect();
+        // The leader asks for several.
+        progress.sleep(Duration::from_secs(6))?;
+        for (id, before) in before.iter().enumerate() {
+            let now = group.status(id).context("it has ended")?;
+            let pid = |it: &Value| it["program_pid"].clone();
+            ensure!(before.as_ref().map(pid) == Some(pid(&now)), "{now}");
+        }
+        std::fs::write(group.files().join("allowed"), "")?;
+        group.wait_for("the log has room", &progress, |group| !is_full(group))?;
+        group.as_client(|| write_again(&group))
+    };
+    let outcome = outcome().with_context(|| group.last_words());
+    outcome.unwrap_or_else(|error| panic!("{error:#}"));
+    group.down().unwrap();
+}
+
+fn write_again(group: &Group) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let client = WithoutCheckpoints.open(group.files(), LISTEN, Duration::from_secs(1));
+        match client.and_then(|mut it| it.write("again", "1")) {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
 }

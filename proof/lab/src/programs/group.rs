@@ -223,11 +223,7 @@ impl Group {
         let deadline = Instant::now() + WITHIN;
         while !holds(self) {
             if Instant::now() >= deadline {
-                bail!(
-                    "after {} s still not: {what}\n{}",
-                    WITHIN.as_secs(),
-                    self.last_words()
-                );
+                bail!("after {} s still not: {what}", WITHIN.as_secs());
             }
             progress.sleep(Duration::from_millis(50))?;
         }
@@ -238,7 +234,7 @@ impl Group {
     pub fn last_words(&self) -> String {
         let last = |id| {
             let log = std::fs::read_to_string(self.log(id)).unwrap_or_default();
-            let lines: Vec<&str> = log.lines().rev().take(12).collect();
+            let lines: Vec<&str> = log.lines().rev().take(40).collect();
             let lines: Vec<&str> = lines.into_iter().rev().collect();
             format!(
                 "replica {id}: {:?}\n{}\n",

@@ -144,8 +144,18 @@ pub fn run(
         "three hosts run {} under plover run",
         subject.name()
     ));
+    let report = undergo(&mut group, plan, progress);
+    let report = report.with_context(|| group.last_words())?;
+    group.down()?;
+    progress.say("all replicas have ended, and left nothing");
+    Ok(report)
+}
+
+/// The load, the faults and the audit.
+fn undergo(group: &mut Group, plan: &Plan, progress: &Progress) -> Result<Report> {
+    let subject = group.subject();
     group.wait_for("all programs run", progress, Group::is_whole)?;
-    say_who_serves(&group, progress)?;
+    say_who_serves(group, progress)?;
     let shared = Shared::new(subject, group.files());
     let mut done = Vec::new();
     let written = std::thread::scope(|threads| -> Result<Vec<Written>> {
@@ -165,7 +175,7 @@ pub fn run(
             let client = client.clone();
             threads.spawn(move || client.run(|| shared.use_register()));
         }
-        let result = faults(&mut group, plan, progress, &mut done);
+        let result = faults(group, plan, progress, &mut done);
         shared.stop.store(true, Ordering::SeqCst);
         let written: Result<Vec<Written>> = writers
             .into_iter()
@@ -173,10 +183,7 @@ pub fn run(
             .collect();
         result.and(written)
     })?;
-    let report = audit(&group, shared, &written, &done, progress)?;
-    group.down()?;
-    progress.say("all replicas have ended, and left nothing");
-    Ok(report)
+    audit(group, shared, &written, &done, progress)
 }
 
 fn say_who_serves(group: &Group, progress: &Progress) -> Result<usize> {
