@@ -19,10 +19,11 @@ use crate::jobs::Jobs;
 use crate::program::Program;
 use crate::sockets::{FromProgram, Sockets};
 use plover_log::{LogOnly, Server};
-use plover_program::{Action, Entry, Event, LogState, Own, Replica};
+use plover_program::{Action, Client, ConnectionId, Entry, Event, LogState, Own, Replica};
 use plover_types::{Index, Micros, Viewstamp};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -107,6 +108,10 @@ struct Body {
     control: Control,
     face: Option<Face>,
     face_at: Instant,
+    /// The clients of the connections that the program is given.
+    addresses: BTreeMap<ConnectionId, Client>,
+    /// Clients of the leader before, until this one has their address.
+    orphans: Vec<Client>,
     /// How often in a row the clients' address could not be taken.
     face_failures: u32,
     epoll: Arc<OwnedFd>,
@@ -311,6 +316,7 @@ impl Body {
         match action {
             Action::Propose(bytes) => self.server.suggest(&bytes),
             Action::Connect(id, client) => {
+                self.addresses.insert(id, client);
                 let direct = &mut self.direct;
                 let bound = |port| {
                     if let Some(direct) = direct {
@@ -326,13 +332,16 @@ impl Body {
             }
             Action::Feed(id, bytes) => self.sockets.feed(id, &bytes),
             Action::EndInput(id) => self.sockets.end(id),
-            Action::Close(id) => match &mut self.direct {
-                Some(direct) if !self.sockets.has(id) => direct.close(id),
-                _ => {
-                    self.sockets.close(id);
-                    self.clients.close(id);
+            Action::Close(id) => {
+                self.is_over(id);
+                match &mut self.direct {
+                    Some(direct) if !self.sockets.has(id) => direct.close(id),
+                    _ => {
+                        self.sockets.close(id);
+                        self.clients.close(id);
+                    }
                 }
-            },
+            }
             Action::Release(at) => self.directly(|direct| direct.release(at)),
             Action::Forget => self.directly(Direct::forget),
             Action::Quiesce => self.directly(Direct::quiesce),

@@ -4,11 +4,11 @@
 //! process ends, however it ends. The kernel answers ARP for the address on every device of the host. The TUN
 //! device itself carries nothing.
 
+use crate::orphans::Orphans;
 use plover_node::Announcement;
 use plover_types::Mac;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -30,6 +30,7 @@ pub(crate) struct Face {
     announcement: Announcement,
     since: Instant,
     announced: usize,
+    orphans: Option<Orphans>,
 }
 
 impl Face {
@@ -52,9 +53,16 @@ impl Face {
             announcement: Announcement::of(mac, address),
             since: Instant::now(),
             announced: 0,
+            orphans: None,
         };
         face.send();
         Ok(face)
+    }
+
+    /// Makes the clients of the leader before notice.
+    pub fn inherit(&mut self, orphans: Orphans) {
+        orphans.tell();
+        self.orphans = Some(orphans);
     }
 
     /// Announces the address again when it is time.
@@ -63,6 +71,9 @@ impl Face {
         if due.is_some_and(|due| self.since.elapsed() >= *due) {
             self.announced += 1;
             self.send();
+            if let Some(orphans) = &self.orphans {
+                orphans.tell();
+            }
         }
     }
 
@@ -149,9 +160,5 @@ fn tun(asks: &OwnedFd, address: Ipv4Addr) -> io::Result<OwnedFd> {
     ioctl(asks, libc::SIOCSIFADDR, &mut with_address)?;
     device.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
     ioctl(asks, libc::SIOCSIFFLAGS, &mut device)?;
-    // The kernel closes descriptors in their order when a process dies. With the highest one the address goes
-    // last, so that clients still hear that their connections end.
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(1024);
-    let high = limit.saturating_sub(16).min(1 << 19) as i32;
-    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, high).unwrap_or(fd))
+    Ok(fd)
 }

@@ -24,6 +24,7 @@ mod direct;
 mod face;
 mod files;
 mod jobs;
+mod orphans;
 mod program;
 mod sockets;
 mod unread;

@@ -13,6 +13,7 @@ use plover_log::{LogOnly, Server};
 use plover_program::{Canary, Replica};
 use plover_types::{Index, Micros, ReplicaId};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -111,6 +112,8 @@ pub fn run(
         control,
         face: None,
         face_at: Instant::now(),
+        addresses: BTreeMap::new(),
+        orphans: Vec::new(),
         face_failures: 0,
         epoll,
         stop: stop.clone(),

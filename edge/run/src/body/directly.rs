@@ -19,6 +19,7 @@ impl Body {
     /// The program has ended.
     pub(super) fn forget_connections(&mut self) {
         self.sockets.clear();
+        self.addresses.clear();
         self.directly(Direct::clear);
     }
 

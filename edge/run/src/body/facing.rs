@@ -2,6 +2,8 @@
 
 use super::{AGAIN_AFTER, Body, FACE_TRIES, propose};
 use crate::face::Face;
+use crate::orphans::{ORPHANS_MAX, Orphans};
+use plover_program::{Client, ConnectionId, Phase};
 use std::time::Instant;
 
 impl Body {
@@ -15,6 +17,9 @@ impl Body {
                 self.clients.drop_all();
             }
             self.face = None;
+            if !matches!(self.brain.phase(), Phase::Leading { .. }) {
+                self.orphans.clear();
+            }
             return;
         }
         if !self.clients.is_listening() && Instant::now() >= self.face_at {
@@ -37,6 +42,15 @@ impl Body {
         self.clients.set_reads(self.brain.accepts());
     }
 
+    /// A connection that the log had open is over.
+    pub(super) fn is_over(&mut self, id: ConnectionId) {
+        let client: Option<Client> = self.addresses.remove(&id);
+        let leads = matches!(self.brain.phase(), Phase::Leading { .. });
+        if leads && self.face.is_none() && self.orphans.len() < ORPHANS_MAX {
+            self.orphans.extend(client);
+        }
+    }
+
     pub(super) fn take_address(&mut self) -> Result<(), String> {
         let listen = self.config.program.listen;
         if let (Some(device), true) = (&self.config.program.device, self.face.is_none()) {
@@ -45,7 +59,13 @@ impl Body {
                 "cannot take the clients' address {} on {device} (program.device): {e}; it needs root and /dev/net/tun",
                 listen.ip()
             ))?;
-            self.face = Some(face);
+            let face = self.face.insert(face);
+            let orphans = Orphans::new(listen, std::mem::take(&mut self.orphans));
+            match orphans {
+                Ok(orphans) => face.inherit(orphans),
+                // They notice by themselves, later.
+                Err(error) => tracing::warn!(%error, "clients cannot be told that their connections are over"),
+            }
         }
         self.clients.listen(listen).map_err(|e| {
             format!(
