@@ -70,11 +70,7 @@ impl Replica {
                 // The cut may be among these.
                 return;
             }
-            let pause = if is_fed {
-                self.pause()
-            } else {
-                REPEAT
-            };
+            let pause = if is_fed { self.pause() } else { REPEAT };
             self.repeat_at = now + pause;
             let by = self.next_taker();
             out.push(propose(&Entry::Cut(Some(by))));

@@ -330,11 +330,12 @@ impl Replica {
         } else {
             self.feed.stalls_at(self.config.stall)
         };
-        let repeat = if self.confesses || self.refuses || matches!(self.phase, Phase::Looking { .. }) {
-            self.repeat_at
-        } else {
-            Micros::NEVER
-        };
+        let repeat =
+            if self.confesses || self.refuses || matches!(self.phase, Phase::Looking { .. }) {
+                self.repeat_at
+            } else {
+                Micros::NEVER
+            };
         let claims = if self.is_full() {
             Micros::NEVER
         } else {

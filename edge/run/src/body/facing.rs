@@ -64,7 +64,9 @@ impl Body {
             match orphans {
                 Ok(orphans) => face.inherit(orphans),
                 // They notice by themselves, later.
-                Err(error) => tracing::warn!(%error, "clients cannot be told that their connections are over"),
+                Err(error) => {
+                    tracing::warn!(%error, "clients cannot be told that their connections are over")
+                }
             }
         }
         self.clients.listen(listen).map_err(|e| {

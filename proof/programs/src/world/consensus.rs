@@ -85,7 +85,9 @@ impl World {
     pub(super) fn log_bytes(&self) -> u64 {
         let base = self.leader.map_or(0, |(it, _)| self.hosts[it].base.0);
         let held = self.log.iter().skip(base as usize);
-        held.flat_map(|(_, bytes)| bytes).map(|it| it.len() as u64).sum()
+        held.flat_map(|(_, bytes)| bytes)
+            .map(|it| it.len() as u64)
+            .sum()
     }
 
     pub(super) fn at(&self, index: Index) -> Option<Viewstamp> {
