@@ -139,6 +139,10 @@ impl Check {
         if self.claims.is_empty() {
             self.claims_due = now + CLAIMS_WAIT;
         }
+        if self.claims.len() == PIECES_MAX {
+            // The log has been full for long.
+            self.claims.remove(0);
+        }
         self.claims.push(claim);
         verdicts.extend(self.vote(self.me, &claim));
     }

@@ -19,6 +19,11 @@ const FETCH_AGAIN: Micros = Micros::from_ms(5000);
 /// After so many failures in a row, checkpoints are asked for once a minute.
 const PAUSE_DOUBLES_MAX: u32 = 7;
 
+/// The pause after so many attempts in vain.
+pub(crate) fn pause_after(failures: u32) -> Micros {
+    Micros(REPEAT.0 << failures.min(PAUSE_DOUBLES_MAX))
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoints {
     me: ReplicaId,
@@ -31,12 +36,16 @@ pub(crate) struct Checkpoints {
     announce_at: Micros,
     /// The one that is on its way here.
     pub fetching: Option<Held>,
+    /// The program that took it was found to have diverged meanwhile.
+    pub spoiled: bool,
     /// Replicas that could not give the newest one.
     failed: ReplicaSet,
     /// When they are asked again.
     forgive_at: Micros,
     /// One was asked for, with this cut, of this replica, and is waited for until then.
     asked: Option<(Viewstamp, ReplicaId, Micros)>,
+    /// Replicas that were asked and did nothing: others are asked first.
+    pub late: ReplicaSet,
     /// How many in a row did not come. Each one cut off the clients, so the next ones come ever more rarely.
     failures: u32,
     /// How many were asked for.
@@ -58,9 +67,11 @@ impl Checkpoints {
             },
             own,
             fetching: None,
+            spoiled: false,
             failed: ReplicaSet::EMPTY,
             forgive_at: Micros::NEVER,
             asked: None,
+            late: ReplicaSet::EMPTY,
             failures: 0,
             attempts: 0,
             needed: false,
@@ -110,7 +121,9 @@ impl Checkpoints {
             self.failures = 0;
         }
         let newest = self.held.values().map(|it| it.at).max();
+        self.late.remove(held.taken_by);
         if newest.is_none_or(|newest| newest < held.at) {
+            self.needed = false;
             self.forgive();
         }
         self.held.insert(held.replica, held);
@@ -121,6 +134,8 @@ impl Checkpoints {
     pub fn tainted(&mut self, replica: ReplicaId, at: Viewstamp) {
         self.held
             .retain(|_, it| it.taken_by != replica || it.at > at);
+        let is_wrong = |it: &Held| it.taken_by == replica && it.at < at;
+        self.spoiled |= self.fetching.as_ref().is_some_and(is_wrong);
         self.needs(replica);
     }
 
@@ -133,10 +148,7 @@ impl Checkpoints {
     }
 
     /// A newer one than this replica's own, if none is on its way.
-    pub fn lacks(&mut self, now: Micros, base: Index) -> Option<Held> {
-        if now >= self.forgive_at {
-            self.forgive();
-        }
+    pub fn lacks(&self, base: Index) -> Option<Held> {
         let own = self.own.as_ref().map(|own| own.at);
         let newer = self.best(base).filter(|it| Some(it.at) > own);
         newer.filter(|_| self.fetching.is_none()).cloned()
@@ -177,9 +189,16 @@ impl Checkpoints {
 
     /// Waits no longer for a replica that is late or not there. Followers look, too: any of them may lead next.
     pub fn look(&mut self, now: Micros, linked: ReplicaSet) {
-        let is_late = |(_, by, until)| now >= until || (by != self.me && !linked.contains(by));
-        if self.asked.is_some_and(is_late) {
-            self.given_up();
+        if now >= self.forgive_at {
+            self.forgive();
+        }
+        if let Some((_, by, until)) = self.asked {
+            if now >= until {
+                self.late.insert(by);
+            }
+            if now >= until || (by != self.me && !linked.contains(by)) {
+                self.given_up();
+            }
         }
     }
 
@@ -206,6 +225,6 @@ impl Checkpoints {
 
     /// How long the next one waits at least behind the last.
     pub fn pause(&self) -> Micros {
-        Micros(REPEAT.0 << self.failures.min(PAUSE_DOUBLES_MAX))
+        pause_after(self.failures)
     }
 }

@@ -209,9 +209,9 @@ impl Replica {
     }
 
     /// Fetches the newest checkpoint, if this replica lacks it.
-    pub(crate) fn keep_up(&mut self, now: Micros, out: &mut Vec<Action>) {
+    pub(crate) fn keep_up(&mut self, out: &mut Vec<Action>) {
         if self.config.checkpoints && self.phase.executes() && self.feed.checkpoint.is_none() {
-            if let Some(held) = self.checkpoints.lacks(now, self.log.base) {
+            if let Some(held) = self.checkpoints.lacks(self.log.base) {
                 self.fetch(held, out);
             }
         }
@@ -219,13 +219,13 @@ impl Replica {
 
     /// Asks for a checkpoint of another replica.
     pub(crate) fn fetch(&mut self, held: Held, out: &mut Vec<Action>) {
-        self.checkpoints.fetching = Some(held.clone());
+        (self.checkpoints.fetching, self.checkpoints.spoiled) = (Some(held.clone()), false);
         out.push(Action::Fetch(held));
     }
 
     /// Tells the group that this replica takes no checkpoint, although it was asked.
     pub(crate) fn refuse(&mut self, now: Micros) {
-        (self.refuses, self.repeat_at) = (true, now);
+        (self.refuses, self.say_at) = (true, now);
     }
 
     /// Asks the leader for a checkpoint.

@@ -26,6 +26,9 @@ impl Replica {
 
     /// Does what is due.
     pub(crate) fn advance_lead(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if self.is_full() {
+            self.repeat_at = self.repeat_at.min(now + PAUSE_IF_FULL);
+        }
         let Phase::Leading {
             asked,
             opened,
@@ -93,7 +96,11 @@ impl Replica {
     fn next_taker(&mut self) -> ReplicaId {
         let me = self.config.me;
         let members = self.config.members.iter().filter(|id| *id != me);
-        let linked: Vec<_> = members.filter(|id| self.log.linked.contains(*id)).collect();
+        let mut linked: Vec<_> = members.filter(|id| self.log.linked.contains(*id)).collect();
+        let late = self.checkpoints.late;
+        if linked.iter().any(|id| !late.contains(*id)) {
+            linked.retain(|id| !late.contains(*id));
+        }
         self.checkpoints.attempts += 1;
         let leader = usize::from(self.checkpoints.needed);
         let place = self.checkpoints.attempts % (linked.len() + leader).max(1);

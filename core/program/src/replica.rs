@@ -16,6 +16,9 @@ const BACKLOG_MAX: u64 = 1024;
 /// executed them.
 const BEHIND_MAX: u64 = 8 * BACKLOG_MAX;
 
+/// Entries with claims that one turn proposes.
+const CLAIMS_PER_TURN: usize = 8;
+
 /// One replica of a program.
 #[derive(Clone, Debug)]
 pub struct Replica {
@@ -33,8 +36,12 @@ pub struct Replica {
     pub(crate) failures: u32,
     /// Since when it runs.
     pub(crate) runs_since: Micros,
-    /// What must get into the log still, and when it is proposed again.
+    /// When a leader proposes its next cut, and when one that lacks a checkpoint asks for it again.
     pub(crate) repeat_at: Micros,
+    /// How often in a row it has asked.
+    pub(crate) needs: u32,
+    /// When what must get into the log still is proposed again.
+    pub(crate) say_at: Micros,
     /// The log does not say yet that this replica's program has diverged.
     pub(crate) confesses: bool,
     /// The log does not say yet that it cannot take the checkpoint that it was asked for.
@@ -80,6 +87,8 @@ impl Replica {
             failures: 0,
             runs_since: Micros::NEVER,
             repeat_at: Micros::ZERO,
+            needs: 0,
+            say_at: Micros::ZERO,
             confesses: false,
             refuses: false,
             lacks: false,
@@ -146,7 +155,7 @@ impl Replica {
             self.stalled = true;
         }
         self.checkpoints.look(now, self.log.linked);
-        self.keep_up(now, out);
+        self.keep_up(out);
         self.advance_start(now, out);
         self.repeat(now, out);
         if matches!(self.phase, Phase::Leading { .. }) {
@@ -157,14 +166,17 @@ impl Replica {
     /// Proposes what the log lacks of this replica.
     fn repeat(&mut self, now: Micros, out: &mut Vec<Action>) {
         // What is left of the log's room is for checkpoints.
-        while let Some(claims) = self.claims_due(now) {
+        for _ in 0..CLAIMS_PER_TURN {
+            let Some(claims) = self.claims_due(now) else {
+                break;
+            };
             out.push(propose(&Entry::Claims(self.config.me, claims)));
         }
         if let Some(held) = self.checkpoints.announce(now, &self.config.address) {
             out.push(propose(&Entry::Holds(held)));
         }
-        if (self.confesses || self.refuses) && now >= self.repeat_at {
-            self.repeat_at = now + crate::checkpoints::REPEAT;
+        if (self.confesses || self.refuses) && now >= self.say_at {
+            self.say_at = now + crate::checkpoints::REPEAT;
             if self.confesses {
                 out.push(propose(&Entry::Tainted(self.config.me)));
             } else {
@@ -231,7 +243,7 @@ impl Replica {
                     let me = self.config.me;
                     let is_wrong = difference.replicas.contains(me) && self.phase.executes();
                     if is_wrong && !canary!(self.config, LeadDiverged) {
-                        self.confesses = true;
+                        (self.confesses, self.say_at) = (true, now);
                         self.taint(now, Taint::Diverged(difference.connection), out);
                     }
                 }
@@ -330,12 +342,16 @@ impl Replica {
         } else {
             self.feed.stalls_at(self.config.stall)
         };
-        let repeat =
-            if self.confesses || self.refuses || matches!(self.phase, Phase::Looking { .. }) {
-                self.repeat_at
-            } else {
-                Micros::NEVER
-            };
+        let say = if self.confesses || self.refuses {
+            self.say_at
+        } else {
+            Micros::NEVER
+        };
+        let repeat = if matches!(self.phase, Phase::Looking { .. }) {
+            self.repeat_at
+        } else {
+            Micros::NEVER
+        };
         let claims = if self.is_full() {
             Micros::NEVER
         } else {
@@ -344,6 +360,7 @@ impl Replica {
         until
             .min(stall)
             .min(repeat)
+            .min(say)
             .min(claims)
             .min(self.checkpoints.deadline())
     }

@@ -54,7 +54,10 @@ impl Replica {
         out.push(Action::Stop);
         out.push(Action::Note(Note::Restores(why.clone())));
         self.checkpoints.given_up();
-        self.checkpoints.fetching = None;
+        if std::mem::take(&mut self.refuses) {
+            // Said once more; the program meets that cut again.
+            self.need(out);
+        }
         (self.stalled, self.taking) = (false, false);
         self.runs_since = Micros::NEVER;
         self.feed = Feed::new(Index(1));
@@ -78,7 +81,10 @@ impl Replica {
             let at = own.at;
             match self.standing(at) {
                 Standing::Sound => return self.start(Some(at), out),
-                Standing::Unknown => return,
+                Standing::Unknown => {
+                    self.repeat_at = now + REPEAT;
+                    return;
+                }
                 Standing::Void => {
                     out.push(Action::Discard(at));
                     self.checkpoints.disown();
@@ -92,12 +98,18 @@ impl Replica {
             // There may be a newer checkpoint in what the log has still.
             return;
         }
+        if self.checkpoints.fetching.is_some() {
+            // Begun before the program was stopped.
+            return;
+        }
         if let Some(held) = self.checkpoints.best(self.log.base).cloned() {
             let at = held.at;
             self.fetch(held, out);
             self.phase.enter(Phase::Fetching { next, at });
         } else if now >= self.repeat_at {
-            self.repeat_at = now + REPEAT;
+            // Each one makes all clients connect again.
+            self.repeat_at = now + crate::checkpoints::pause_after(self.needs);
+            self.needs += 1;
             self.checkpoints.forgive();
             self.need(out);
             if !std::mem::replace(&mut self.lacks, true) {
@@ -122,7 +134,7 @@ impl Replica {
     }
 
     fn start(&mut self, from: Option<Viewstamp>, out: &mut Vec<Action>) {
-        self.lacks = false;
+        (self.lacks, self.needs) = (false, 0);
         self.phase.enter(Phase::Restoring { from });
         out.push(Action::Start(from));
     }
@@ -176,6 +188,10 @@ impl Replica {
         out: &mut Vec<Action>,
     ) {
         match result {
+            Ok(own) if self.checkpoints.spoiled => {
+                self.checkpoints.fetching = None;
+                out.push(Action::Discard(own.at));
+            }
             Ok(own) => {
                 self.checkpoints.fetching = None;
                 if self.own().is_none_or(|it| it.at < own.at) {
@@ -184,6 +200,8 @@ impl Replica {
             }
             Err(why) => {
                 self.checkpoints.fetch_failed(now);
+                // Perhaps nobody can give it any more.
+                self.checkpoints.needed |= self.is_full();
                 out.push(Action::Note(Note::CheckpointFailed(why)));
             }
         }

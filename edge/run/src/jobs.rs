@@ -218,7 +218,11 @@ fn fetch(files: &Files, held: &Held, keys: Option<&Arc<Keys>>) -> io::Result<Own
     if sum_of(&new)? != held.sum {
         return Err(io::Error::other("it does not match its checksum"));
     }
-    files.finish(&new, held.at, held.taken_by)
+    let own = files.finish(&new, held.at, held.taken_by)?;
+    if own.sum != held.sum {
+        return Err(io::Error::other("it has changed while it was kept"));
+    }
+    Ok(own)
 }
 
 /// Serves this replica's checkpoints at a port of `ip` that the kernel chooses, to peers alone if there are `keys`.

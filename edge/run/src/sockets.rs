@@ -268,8 +268,8 @@ impl Connection {
             EventFlags::OUT,
             !self.is_dead && (!self.is_up || !self.out.is_empty()),
         );
-        if self.is_dead && self.output_ended {
-            // The kernel would report it for ever.
+        if (self.is_dead || self.ended) && self.output_ended {
+            // Both ends are over, which the kernel would report for ever.
             epoll::delete(epoll, &self.stream)?;
             return Ok(());
         }
