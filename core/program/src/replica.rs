@@ -281,7 +281,10 @@ impl Replica {
                 let next = from.map_or(Index(0), |it| it.index);
                 self.failures == 0 && !behind(next)
             }
-            Phase::Tainted { .. } | Phase::Looking { .. } | Phase::Fetching { .. } => false,
+            // It has a checkpoint and does not know the log. If the others have no program either, nobody else would lead, and
+            // it would never know.
+            Phase::Looking { .. } => self.failures == 0 && self.waits_for_the_log(),
+            Phase::Tainted { .. } | Phase::Fetching { .. } => false,
         }
     }
 

@@ -118,6 +118,12 @@ impl Replica {
         }
     }
 
+    /// Whether the log does not say yet what this replica's checkpoint is worth.
+    pub(crate) fn waits_for_the_log(&self) -> bool {
+        let unknown = |own: &Own| matches!(self.standing(own.at), Standing::Unknown);
+        self.own().is_some_and(unknown)
+    }
+
     /// What the log says about a checkpoint at `at`. Views never fall along a log, so a log that has a later
     /// view before that index is another one.
     fn standing(&self, at: Viewstamp) -> Standing {

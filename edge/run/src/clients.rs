@@ -17,9 +17,6 @@ const READ_BYTES: usize = 32 << 10;
 /// would wait, too.
 const UNSENT_BYTES_MAX: usize = 64 << 20;
 
-/// Clients that may wait to be accepted; the kernel has its own bound (`net.core.somaxconn`).
-const BACKLOG: i32 = 4096;
-
 /// Proposes an entry.
 pub(crate) type Propose<'a> = &'a mut dyn FnMut(&Entry<'_>) -> Result<Viewstamp, Error>;
 
@@ -86,8 +83,6 @@ impl Clients {
     pub fn listen(&mut self, address: SocketAddrV4) -> io::Result<()> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        // All clients of the leader before may come at once.
-        rustix::net::listen(&listener, BACKLOG)?;
         self.listener = Some(listener);
         self.reads = true;
         self.watch_all();

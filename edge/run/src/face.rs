@@ -61,6 +61,7 @@ impl Face {
 
     /// Makes the clients of the leader before notice.
     pub fn inherit(&mut self, orphans: Orphans) {
+        orphans.tell();
         self.orphans = Some(orphans);
     }
 
@@ -70,12 +71,9 @@ impl Face {
         if due.is_some_and(|due| self.since.elapsed() >= *due) {
             self.announced += 1;
             self.send();
-            if let Some(orphans) = &mut self.orphans {
-                orphans.again();
+            if let Some(orphans) = &self.orphans {
+                orphans.tell();
             }
-        }
-        if let Some(orphans) = &mut self.orphans {
-            orphans.tell();
         }
     }
 

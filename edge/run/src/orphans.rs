@@ -21,17 +21,12 @@ const TCP_HEAD: usize = 20;
 const TCP_ACK: u8 = 16;
 const TTL: u8 = 64;
 
-/// Packets that one turn of the loop sends.
-const PACKETS_PER_TURN: usize = 512;
-
 /// Connections between `listen` and these clients.
 #[derive(Debug)]
 pub(crate) struct Orphans {
     listen: SocketAddrV4,
     clients: Vec<Client>,
     packets: OwnedFd,
-    /// The next one to be told.
-    next: usize,
 }
 
 impl Orphans {
@@ -43,21 +38,12 @@ impl Orphans {
             listen,
             clients,
             packets,
-            next: 0,
         })
     }
 
-    /// Begins anew: a packet may be lost.
-    pub fn again(&mut self) {
-        self.next = 0;
-    }
-
-    /// Sends one to each that has not got one yet, a few at a time.
-    pub fn tell(&mut self) {
-        let from = self.next.min(self.clients.len());
-        let until = self.clients.len().min(from + PACKETS_PER_TURN);
-        self.next = until;
-        for client in &self.clients[from..until] {
+    /// Sends one to each. A packet that is lost is sent again with the next announcement of the address.
+    pub fn tell(&self) {
+        for client in &self.clients {
             let packet = acknowledgement(self.listen, *client);
             let to = SocketAddrV4::new(Ipv4Addr::from(client.ip), client.port);
             let _ = sendto(&self.packets, &packet, SendFlags::empty(), &to);

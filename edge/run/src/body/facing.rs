@@ -25,10 +25,7 @@ impl Body {
         if !self.clients.is_listening() && Instant::now() >= self.face_at {
             self.face_at = Instant::now() + AGAIN_AFTER;
             match self.take_address() {
-                Ok(()) => {
-                    self.face_failures = 0;
-                    self.tell_orphans();
-                }
+                Ok(()) => self.face_failures = 0,
                 Err(why) => {
                     self.face_failures += 1;
                     // The leader before may need a moment to let go of it.
@@ -49,23 +46,8 @@ impl Body {
     pub(super) fn is_over(&mut self, id: ConnectionId) {
         let client: Option<Client> = self.addresses.remove(&id);
         let leads = matches!(self.brain.phase(), Phase::Leading { .. });
-        let moves = self.config.program.device.is_some() && self.face.is_none();
-        if leads && moves && self.orphans.len() < ORPHANS_MAX {
+        if leads && self.face.is_none() && self.orphans.len() < ORPHANS_MAX {
             self.orphans.extend(client);
-        }
-    }
-
-    /// They connect again as soon as they are told, so the listener comes first.
-    fn tell_orphans(&mut self) {
-        let clients = std::mem::take(&mut self.orphans);
-        if let Some(face) = &mut self.face {
-            match Orphans::new(self.config.program.listen, clients) {
-                Ok(orphans) => face.inherit(orphans),
-                // They notice by themselves, later.
-                Err(error) => {
-                    tracing::warn!(%error, "clients cannot be told that their connections are over");
-                }
-            }
         }
     }
 
@@ -77,7 +59,15 @@ impl Body {
                 "cannot take the clients' address {} on {device} (program.device): {e}; it needs root and /dev/net/tun",
                 listen.ip()
             ))?;
-            self.face = Some(face);
+            let face = self.face.insert(face);
+            let orphans = Orphans::new(listen, std::mem::take(&mut self.orphans));
+            match orphans {
+                Ok(orphans) => face.inherit(orphans),
+                // They notice by themselves, later.
+                Err(error) => {
+                    tracing::warn!(%error, "clients cannot be told that their connections are over")
+                }
+            }
         }
         self.clients.listen(listen).map_err(|e| {
             format!(
