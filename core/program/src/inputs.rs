@@ -133,7 +133,7 @@ impl Replica {
             // A leader's program that left its clients unread has none any more.
             self.stalled = false;
         }
-        let (me, pause) = (self.config.me, self.pause());
+        let me = self.config.me;
         let mut is_mine = by == Some(me) && self.config.checkpoints;
         if let Phase::Leading {
             view,
@@ -145,7 +145,7 @@ impl Replica {
             // A cut that was proposed twice may come again while the next one is being prepared.
             if matches!(quiet, Quiet::Done(last) if at.index > *last) {
                 *quiet = Quiet::Reads;
-                self.repeat_at = now + pause;
+                self.repeat_at = now + self.checkpoints.pause();
             }
             // A leader takes none, since its clients would wait, unless it has chosen itself.
             is_mine &= at.view == *view;

@@ -27,6 +27,7 @@ impl Replica {
     /// Does what is due.
     pub(crate) fn advance_lead(&mut self, now: Micros, out: &mut Vec<Action>) {
         if self.is_full() {
+            // Nobody is served until a checkpoint is taken.
             self.repeat_at = self.repeat_at.min(now + PAUSE_IF_FULL);
         }
         let Phase::Leading {
@@ -73,21 +74,14 @@ impl Replica {
                 // The cut may be among these.
                 return;
             }
-            let pause = if is_fed { self.pause() } else { REPEAT };
+            let pause = if is_fed {
+                self.checkpoints.pause()
+            } else {
+                REPEAT
+            };
             self.repeat_at = now + pause;
             let by = self.next_taker();
             out.push(propose(&Entry::Cut(Some(by))));
-        }
-    }
-
-    /// How long the next checkpoint waits at least behind the last.
-    pub(crate) fn pause(&self) -> Micros {
-        let pause = self.checkpoints.pause();
-        if self.is_full() {
-            // Nobody is served until it is taken.
-            pause.min(PAUSE_IF_FULL)
-        } else {
-            pause
         }
     }
 

@@ -165,7 +165,7 @@ impl Replica {
 
     /// Proposes what the log lacks of this replica.
     fn repeat(&mut self, now: Micros, out: &mut Vec<Action>) {
-        // What is left of the log's room is for checkpoints.
+        // A full log has room for checkpoints alone.
         for _ in 0..CLAIMS_PER_TURN {
             let Some(claims) = self.claims_due(now) else {
                 break;

@@ -264,7 +264,7 @@ impl RunConfig {
         // Only checkpoints let the log be trimmed, so this much is what a restored program executes again.
         config.log_bytes_max = self.clients_room() + ROOM_OF_REPLICAS;
         if self.program.via == Via::Preload {
-            // What the program has read already when clients have filled their part.
+            // The program may have read a ring full of input that was not proposed yet.
             config.log_bytes_max += plover_preload::RING_BYTES;
         }
         config.retain_bytes = usize::MAX;

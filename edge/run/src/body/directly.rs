@@ -30,7 +30,7 @@ impl Body {
                 return;
             };
             let server = &mut self.server;
-            // What was read before a cut must be in the log before it, and only behind a cut the log is trimmed.
+            // A full log is trimmed only after a cut, and the input that was read before the cut comes first.
             let room = if direct.quiesces() {
                 usize::MAX
             } else {
