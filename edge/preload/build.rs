@@ -7,13 +7,14 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "src/preload.c",
     "src/ring.c",
     "src/connections.c",
     "src/descriptors.c",
     "src/inputs.c",
     "src/outputs.c",
+    "src/clock.c",
     "src/refused.c",
 ];
 

@@ -125,6 +125,8 @@ pub enum Action {
     Feed(ConnectionId, Vec<u8>),
     /// Tell the program that the client sends nothing more.
     EndInput(ConnectionId),
+    /// What the program is given next, it is given at this time, µs since 1970.
+    Clock(u64),
     /// Close the connection to the program, and its client's.
     Close(ConnectionId),
     /// Send these bytes to the client.

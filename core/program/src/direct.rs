@@ -85,7 +85,7 @@ impl Replica {
             Some(Entry::Accept(_)) => {
                 self.feed.open.insert(ConnectionId(at));
             }
-            Some(Entry::Bytes(..) | Entry::End(_)) => {}
+            Some(Entry::Bytes(..) | Entry::End(_) | Entry::Clock(_)) => {}
             Some(Entry::Close(connection)) => {
                 self.feed.open.remove(connection);
                 self.check.closed(*connection);

@@ -54,6 +54,8 @@ pub enum Entry<'a> {
     Needs(ReplicaId),
     /// A replica's program has diverged: the checkpoints that this replica took are not to be used.
     Tainted(ReplicaId),
+    /// The program's time goes on to this, µs since 1970.
+    Clock(u64),
 }
 
 /// The hash of one piece of what a program has sent on one connection. It stands alone: it covers the bytes of
@@ -164,6 +166,7 @@ mod tests {
             Entry::Holds(held),
             Entry::Needs(replica),
             Entry::Tainted(replica),
+            Entry::Clock(1011),
         ];
         assert_every_kind(&entries);
         let bytes: Vec<_> = entries.iter().map(Entry::encode).collect();

@@ -83,7 +83,7 @@ impl Replica {
             Entry::Bytes(connection, _) | Entry::End(connection) | Entry::Close(connection) => {
                 !self.feed.open.contains(connection) || self.feed.admits(*connection)
             }
-            Entry::Accept(_) | Entry::Cut(_) => self.feed.is_read(),
+            Entry::Accept(_) | Entry::Cut(_) | Entry::Clock(_) => self.feed.is_read(),
             _ => true,
         }
     }
@@ -110,6 +110,7 @@ impl Replica {
                 }
             }
             Entry::Close(connection) => self.close(now, *connection, out),
+            Entry::Clock(time) => out.push(Action::Clock(*time)),
             Entry::Cut(by) => self.cut(now, at, *by, out),
             _ => self.agree(now, at, entry, out),
         }

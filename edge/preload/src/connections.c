@@ -96,13 +96,14 @@ static int welcome(int fd, uint32_t number, uint32_t generation, int flags)
         return aborted(fd);
     if (!claim(fd, number, generation))
         return aborted(fd);
-    lock_with_room(0);
+    lock_with_room(CLOCK_ROOM);
     if (atomic_load(&slot->epoch) != atomic_load(&shared->epoch)) {
         unlock();
         close(fd);
         errno = ECONNABORTED;
         return -1;
     }
+    clock_of_accept();
     uint64_t input = fill(RECORD_ACCEPT, number, 0, NULL, 0);
     unlock();
     ring_bell();
@@ -120,6 +121,11 @@ EXPORT int accept4(int listener, __SOCKADDR_ARG address, socklen_t *length, int 
     socklen_t peer_bytes = sizeof peer;
     if (!shared)
         return REAL(accept4)(listener, address, length, flags);
+    if (has_log_clock()) {
+        if (!is_readable(listener, 0))
+            return -1;
+        follow_clock();
+    }
     int fd = REAL(accept4)(listener, (struct sockaddr *)&peer, &peer_bytes, flags);
     if (fd < 0)
         return fd;
@@ -152,7 +158,8 @@ EXPORT int accept(int listener, __SOCKADDR_ARG address, socklen_t *length)
     return accept4(listener, address, length, 0);
 }
 
-static bool is_replayed(uint32_t number)
+/* Whether plover replays the log on the connection. */
+bool is_replayed(uint32_t number)
 {
     return number && atomic_load(&slot_at(number)->kind) == SLOT_REPLAY;
 }

@@ -33,10 +33,27 @@ static int wait_to_read(int fd, int flags)
     }
     getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &within, &bytes);
     int ms = (int)(within.tv_sec * 1000 + within.tv_usec / 1000);
-    int ready = poll(&poll_fd, 1, ms ? ms : -1);
+    int ready = REAL(poll)(&poll_fd, 1, ms ? ms : -1);
     if (ready == 0)
         errno = EAGAIN;
     return ready > 0 ? 0 : -1;
+}
+
+bool is_readable(int fd, int flags)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    return REAL(poll)(&poll_fd, 1, 0) > 0 || !wait_to_read(fd, flags);
+}
+
+/* Before a read that is not of a client's own connection. False if there is nothing to read. */
+static bool is_due(int fd, int flags)
+{
+    if (!has_log_clock() || !is_replayed(slot_of(fd)))
+        return true;
+    if (!is_readable(fd, flags))
+        return false;
+    follow_clock();
+    return true;
 }
 
 /* Reads from a client, and gives plover what was read. */
@@ -51,7 +68,7 @@ static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message
     part.msg_iov = parts;
     part.msg_iovlen = count;
     for (;;) {
-        lock_with_room(room);
+        lock_with_room(room + CLOCK_ROOM);
         if (atomic_load(&slot->epoch) != atomic_load(&shared->epoch)) {
             unlock();
             atomic_store(&slot->broken, 1);
@@ -63,9 +80,12 @@ static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message
         bool is_over = got == 0 || (got < 0 && error != EAGAIN && error != EINTR);
         if (got < 0 && is_over)
             atomic_store(&slot->broken, 1);
+        bool is_end = is_over && !atomic_exchange(&slot->ended, 1);
+        if (got > 0 || is_end)
+            clock_of_read();
         if (got > 0)
             input = fill(RECORD_BYTES, number, 0, parts, (size_t)got);
-        else if (is_over && !atomic_exchange(&slot->ended, 1))
+        else if (is_end)
             input = fill(RECORD_END, number, 0, NULL, 0);
         unlock();
         errno = error;
@@ -122,28 +142,31 @@ static ssize_t take_bytes(int fd, void *buffer, size_t bytes, int flags)
 
 EXPORT ssize_t read(int fd, void *buffer, size_t bytes)
 {
-    return client_of(fd) ? take_bytes(fd, buffer, bytes, 0) : REAL(read)(fd, buffer, bytes);
+    if (client_of(fd))
+        return take_bytes(fd, buffer, bytes, 0);
+    return is_due(fd, 0) ? REAL(read)(fd, buffer, bytes) : -1;
 }
 
 EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
 {
     struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     if (!client_of(fd) || count < 0)
-        return REAL(readv)(fd, parts, count);
+        return is_due(fd, 0) ? REAL(readv)(fd, parts, count) : -1;
     return take(fd, &message, 0);
 }
 
 EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
 {
-    return client_of(fd) ? take_bytes(fd, buffer, bytes, flags)
-                         : REAL(recv)(fd, buffer, bytes, flags);
+    if (client_of(fd))
+        return take_bytes(fd, buffer, bytes, flags);
+    return is_due(fd, flags) ? REAL(recv)(fd, buffer, bytes, flags) : -1;
 }
 
 EXPORT ssize_t recvfrom(int fd, void *restrict buffer, size_t bytes, int flags,
                         __SOCKADDR_ARG address, socklen_t *restrict length)
 {
     if (!client_of(fd))
-        return REAL(recvfrom)(fd, buffer, bytes, flags, address, length);
+        return is_due(fd, flags) ? REAL(recvfrom)(fd, buffer, bytes, flags, address, length) : -1;
     if (address.__sockaddr__ && length)
         *length = 0; /* as for any connection */
     return take_bytes(fd, buffer, bytes, flags);
@@ -152,7 +175,7 @@ EXPORT ssize_t recvfrom(int fd, void *restrict buffer, size_t bytes, int flags,
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
     if (!client_of(fd))
-        return REAL(recvmsg)(fd, message, flags);
+        return is_due(fd, flags) ? REAL(recvmsg)(fd, message, flags) : -1;
     ssize_t got = take(fd, message, flags);
     if (!(flags & (MSG_PEEK | MSG_ERRQUEUE))) {
         message->msg_namelen = 0;
@@ -166,7 +189,7 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags,
                     struct timespec *within)
 {
     if (!client_of(fd) || !count)
-        return REAL(recvmmsg)(fd, messages, count, flags, within);
+        return is_due(fd, flags) ? REAL(recvmmsg)(fd, messages, count, flags, within) : -1;
     ssize_t got = recvmsg(fd, &messages->msg_hdr, flags & ~MSG_WAITFORONE);
     messages->msg_len = got > 0 ? (unsigned)got : 0;
     return got < 0 ? -1 : 1;

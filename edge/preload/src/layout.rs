@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The first word of the memory.
 pub const SHARED_MAGIC: u32 = 0x504c_5652;
 /// The version of its layout.
-pub const SHARED_VERSION: u32 = 1;
+pub const SHARED_VERSION: u32 = 2;
 /// Connections at a time.
 pub const SLOTS: usize = 4096;
 /// The bits of a slot's number in `by_port`.
@@ -73,7 +73,8 @@ pub struct Shared {
     pub listen_port: AtomicU32,
     /// This process.
     pub plover_pid: AtomicU32,
-    unused: u32,
+    /// The program's time is the log's.
+    pub log_clock: AtomicU32,
     /// Proves that a process is the program's.
     pub secret: [AtomicU32; 4],
     /// The abstract name of the socket where it fetches clients' sockets.
@@ -89,7 +90,11 @@ pub struct Shared {
     pub epoch: AtomicU32,
     /// plover waits for its eventfd.
     pub sleeps: AtomicU32,
-    gap_2: [u32; 25],
+    /// The epoch in which the program's time follows this host's; 0 for none.
+    pub clock_epoch: AtomicU32,
+    /// The time of what the program is given next, µs since 1970.
+    pub next_us: AtomicU64,
+    gap_2: [u32; 22],
     /// Bytes of the ring that the program has filled.
     pub head: AtomicU64,
     /// The number of the last input.
@@ -101,7 +106,9 @@ pub struct Shared {
     pub waiters: AtomicU32,
     /// The program listens at its port through the library.
     pub listens: AtomicU32,
-    gap_3: [u32; 24],
+    /// The program's time, µs since 1970.
+    pub now_us: AtomicU64,
+    gap_3: [u32; 22],
     /// Generation and slot, by the port of plover's end.
     pub by_port: [AtomicU32; 65536],
     /// All connections.
@@ -130,6 +137,8 @@ pub enum Kind {
     Output,
     /// Words for the operator.
     Note,
+    /// Its time goes on: to so many µs since 1970, in eight bytes.
+    Clock,
 }
 
 /// The head of a record.
@@ -141,9 +150,9 @@ pub struct Record {
     pub kind: Kind,
     /// See [`Kind::Close`].
     pub flag: bool,
-    /// The slot, from 0 on; of no meaning for a note.
+    /// The slot, from 0 on; of no meaning for a note and the clock.
     pub slot: usize,
-    /// The slot's epoch.
+    /// The slot's epoch; of the clock, the program's.
     pub epoch: u32,
     /// The number of the last input.
     pub number: u64,
@@ -164,12 +173,18 @@ impl Record {
             4 => Kind::Close,
             5 => Kind::Output,
             6 => Kind::Note,
+            7 => Kind::Clock,
             _ => return None,
         };
-        let slot = (word(8) as usize).checked_sub(usize::from(kind != Kind::Note))?;
+        let has_slot = !matches!(kind, Kind::Note | Kind::Clock);
+        let slot = (word(8) as usize).checked_sub(usize::from(has_slot))?;
         let bytes = word(0) as usize;
-        let has_bytes = matches!(kind, Kind::Bytes | Kind::Output | Kind::Note);
-        let is_sound = slot < SLOTS && bytes <= PAYLOAD_BYTES_MAX && has_bytes == (bytes > 0);
+        let is_length_sound = match kind {
+            Kind::Accept | Kind::End | Kind::Close => bytes == 0,
+            Kind::Bytes | Kind::Output | Kind::Note => (1..=PAYLOAD_BYTES_MAX).contains(&bytes),
+            Kind::Clock => bytes == 8,
+        };
+        let is_sound = slot < SLOTS && is_length_sound;
         is_sound.then(|| Self {
             bytes,
             kind,
@@ -208,6 +223,7 @@ mod tests {
             (10, 2, 0),
             (10, 2, SLOTS as u32 + 1),
             (10, 9, 1),
+            (10, 7, 0),
             (10, 1, 1),
             (0, 2, 1),
             (PAYLOAD_BYTES_MAX as u32 + 1, 2, 1),

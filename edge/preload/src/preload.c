@@ -21,6 +21,7 @@
  *   descriptors.c  close, dup, fork: which descriptor is which connection
  *   inputs.c       the read family
  *   outputs.c      the write family
+ *   clock.c        the program's time
  *   refused.c      what is not replicated, and refused
  */
 #include "preload.h"

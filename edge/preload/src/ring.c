@@ -111,13 +111,13 @@ static uint64_t copy_in(uint64_t at, const void *from, size_t bytes)
 uint64_t fill(uint16_t kind, uint32_t slot, uint16_t flag, const struct iovec *parts, size_t bytes)
 {
     uint64_t head = atomic_load(&shared->head), number = atomic_load(&shared->inputs);
-    if (kind <= RECORD_END)
+    if (kind <= RECORD_END || kind == RECORD_CLOCK)
         atomic_store(&shared->inputs, ++number);
     struct record record = {.bytes = (uint32_t)bytes,
                             .kind = kind,
                             .flag = flag,
                             .slot = slot,
-                            .epoch = slot ? atomic_load(&slot_at(slot)->epoch) : 0,
+                            .epoch = atomic_load(slot ? &slot_at(slot)->epoch : &shared->epoch),
                             .number = number};
     uint64_t at = copy_in(head, &record, sizeof record);
     for (size_t left = bytes; left; parts++) {

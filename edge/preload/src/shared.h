@@ -11,7 +11,7 @@
 
 enum {
     SHARED_MAGIC = 0x504c5652,
-    SHARED_VERSION = 1,
+    SHARED_VERSION = 2,
     PORTS = 65536,
     SLOTS = 4096,
     RING_AT = 1 << 20,
@@ -27,14 +27,15 @@ enum {
 /* What a connection is. */
 enum { SLOT_FREE = 0, SLOT_CLIENT = 1, SLOT_REPLAY = 2 };
 
-/* The kinds of records. The first three are inputs, which are counted. */
+/* The kinds of records. The first three and the clock are inputs, which are counted. */
 enum {
     RECORD_ACCEPT = 1,
     RECORD_BYTES = 2,
     RECORD_END = 3,
     RECORD_CLOSE = 4,  /* `flag`: the connection was broken */
     RECORD_OUTPUT = 5, /* sent to the client */
-    RECORD_NOTE = 6    /* words for the operator */
+    RECORD_NOTE = 6,   /* words for the operator */
+    RECORD_CLOCK = 7   /* the program's time goes on */
 };
 
 struct slot {
@@ -61,7 +62,7 @@ struct shared {
     uint32_t listen_ip;   /* where clients connect: network order */
     uint32_t listen_port; /* host order */
     uint32_t plover_pid;
-    uint32_t unused;
+    uint32_t log_clock; /* the program's time is the log's: clock.c */
     uint8_t secret[16];
     char door[40]; /* the abstract name of plover's socket */
     uint8_t gap[32];
@@ -71,7 +72,9 @@ struct shared {
     _Atomic uint32_t bell;      /* rises with each change that a thread may wait for */
     _Atomic uint32_t epoch;     /* only connections of this epoch are read */
     _Atomic uint32_t sleeps;    /* plover waits for its eventfd */
-    uint32_t gap_2[25];
+    _Atomic uint32_t clock_epoch; /* the program's time follows this host's in this epoch */
+    _Atomic uint64_t next_us;   /* the time of what the program is given next */
+    uint32_t gap_2[22];
     /* 256: written by the program */
     _Atomic uint64_t head;   /* bytes of the ring that the program has filled */
     _Atomic uint64_t inputs; /* the number of the last input */
@@ -79,7 +82,8 @@ struct shared {
     _Atomic uint32_t lock_waiters;
     _Atomic uint32_t waiters; /* threads that wait for the bell */
     _Atomic uint32_t listens; /* the program listens at its port, and this library knows */
-    uint32_t gap_3[24];
+    _Atomic uint64_t now_us; /* the program's time, µs since 1970 */
+    uint32_t gap_3[22];
     /* 384 */
     _Atomic uint32_t by_port[PORTS]; /* generation and slot, by the port of plover's end */
     struct slot slots[SLOTS];

@@ -332,6 +332,7 @@ impl Body {
             }
             Action::Feed(id, bytes) => self.sockets.feed(id, &bytes),
             Action::EndInput(id) => self.sockets.end(id),
+            Action::Clock(us) => self.directly(|direct| direct.set_next_time(us)),
             Action::Close(id) => {
                 self.is_over(id);
                 match &mut self.direct {

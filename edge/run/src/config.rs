@@ -36,6 +36,10 @@ pub struct ProgramConfig {
     /// is replicated.
     #[serde(default)]
     pub outgoing: bool,
+    /// With `via = "preload"`: the time of day that the program sees. `"host"`: its host's, on each replica another.
+    /// `"log"`: that of its last input, on all replicas the same; before the first client it is 2000-01-01.
+    #[serde(default)]
+    pub clock: Clock,
     /// The address and the port for clients, such as `"192.0.2.100:6379"`. Only the leader listens there.
     pub listen: SocketAddrV4,
     /// The device of this host on the clients' network, such as `"eth0"`. The leader takes the address of `listen`,
@@ -100,6 +104,17 @@ pub enum Wait {
     Output,
     /// The read that has got it.
     Read,
+}
+
+/// The program's time of day.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clock {
+    /// Its host's (the default).
+    #[default]
+    Host,
+    /// That of its last input, which the log says.
+    Log,
 }
 
 /// The output check.
@@ -219,6 +234,13 @@ impl RunConfig {
         if program.via == Via::Proxy && (program.wait.is_some() || program.outgoing) {
             return Err(
                 "program.wait and program.outgoing go with program.via = \"preload\"".into(),
+            );
+        }
+        if program.clock == Clock::Log && self.entrance() != Entrance::HoldsOutput {
+            return Err(
+                "program.clock = \"log\" needs program.via = \"preload\", and no program.wait = \"read\": the \
+                 program sees the time of its input before the commit"
+                    .into(),
             );
         }
         if program.start_s == 0 || program.snapshot_s == 0 || program.stall_ms < 100 {
@@ -354,6 +376,16 @@ mod tests {
                 "go with program.via",
             ),
             ("\"proxy\"", "\"preload\"\nwait = \"both\"", "output"),
+            (
+                "\"proxy\"",
+                "\"proxy\"\nclock = \"log\"",
+                "needs program.via",
+            ),
+            (
+                "\"proxy\"",
+                "\"preload\"\nwait = \"read\"\nclock = \"log\"",
+                "no program.wait",
+            ),
             ("192.0.2.100:6379", "127.0.0.1:6379", "cannot move"),
             (
                 "port = 6380",

@@ -26,7 +26,7 @@ pub(crate) use launch::Launch;
 pub(crate) use pump::Happened;
 pub(crate) use refused::refuse;
 
-use crate::config::RunConfig;
+use crate::config::{Clock, RunConfig};
 use connections::Connections;
 use door::Door;
 use memory::{Memory, Terms};
@@ -51,8 +51,8 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 struct Outstanding {
     at: Viewstamp,
     number: u64,
-    slot: usize,
-    generation: u32,
+    /// The connection's slot and its generation; the clock has none.
+    of: Option<(usize, u32)>,
 }
 
 /// The leader's side of a preloaded program, and the memory that both share.
@@ -92,6 +92,7 @@ impl Direct {
             wait_read: config.entrance() == Entrance::HoldsInput,
             copies_output: program.check.0.is_some(),
             allows_outgoing: program.outgoing,
+            log_clock: program.clock == Clock::Log,
             port: program.port,
             listen: program.listen,
             secret: door.secret,
@@ -168,6 +169,7 @@ impl Direct {
     /// Offers the program a client. If it cannot be offered, its connection is closed.
     pub fn offer(&mut self, stream: TcpStream, client: Client) {
         if let Some(memory) = &self.memory {
+            memory.follow_host_in(self.epoch);
             let offered = self.connections.offer(memory, self.epoch, stream, client);
             if let Err(error) = offered {
                 tracing::warn!(%error, "a client was turned away");
@@ -179,6 +181,13 @@ impl Direct {
     pub fn replay(&mut self, port: u16, client: Client) {
         if let Some(memory) = &self.memory {
             self.connections.replay(memory, port, client);
+        }
+    }
+
+    /// What the program is given next, it is given at this time.
+    pub fn set_next_time(&mut self, us: u64) {
+        if let Some(memory) = &self.memory {
+            memory.set_next_time(us);
         }
     }
 
@@ -267,8 +276,11 @@ impl Direct {
     pub fn forget(&mut self) {
         let Some(memory) = &self.memory else { return };
         for lost in self.outstanding.drain(..) {
-            if self.connections.generation(lost.slot) == lost.generation {
-                let word = &memory.slot(lost.slot).lost_from;
+            let Some((slot, generation)) = lost.of else {
+                continue;
+            };
+            if self.connections.generation(slot) == generation {
+                let word = &memory.slot(slot).lost_from;
                 memory.set(word, word.load(SeqCst).min(lost.number));
             }
         }
@@ -277,6 +289,10 @@ impl Direct {
 
     /// Tells the program's threads what was committed.
     pub fn flush(&mut self) {
+        // Without clients the program's time stands still: the log is not filled with it.
+        if let Some(memory) = self.memory.as_ref().filter(|_| self.connections.are_none()) {
+            memory.follow_host_in(0);
+        }
         if std::mem::take(&mut self.rings) {
             if let Some(memory) = &self.memory {
                 memory.ring();

@@ -71,6 +71,31 @@ impl Connection {
         bulk(self.command(&[b"GET", key.as_bytes()])?)
     }
 
+    /// `SET` with `PX`: the key expires.
+    pub fn set_for(&mut self, key: &str, value: &str, span: Duration) -> io::Result<()> {
+        let ms = span.as_millis().to_string();
+        let words: [&[u8]; 5] = [
+            b"SET",
+            key.as_bytes(),
+            value.as_bytes(),
+            b"PX",
+            ms.as_bytes(),
+        ];
+        match self.command(&words)? {
+            Answer::Simple(word) if word == "OK" => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// `BLPOP`: waits for an element of a list that gets none.
+    pub fn wait_in_vain(&mut self, list: &str, span: Duration) -> io::Result<()> {
+        let s = span.as_secs().to_string();
+        match self.command(&[b"BLPOP", list.as_bytes(), s.as_bytes()])? {
+            Answer::Bulk(None) => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// `GETSET`: sets a value, and returns the one before.
     pub fn swap(&mut self, key: &str, value: &str) -> io::Result<Option<Vec<u8>>> {
         bulk(self.command(&[b"GETSET", key.as_bytes(), value.as_bytes()])?)
@@ -142,7 +167,7 @@ fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
     match kind {
         "+" => Ok(Answer::Simple(rest.into())),
         "-" => Ok(Answer::Refused(rest.into())),
-        "$" if rest == "-1" => Ok(Answer::Bulk(None)),
+        "$" | "*" if rest == "-1" => Ok(Answer::Bulk(None)),
         "$" => {
             let mut bytes = vec![0; length(number()?)? + 2];
             reader.read_exact(&mut bytes)?;

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use plover_lab_proof::programs::group::{Group, LISTEN};
 use plover_lab_proof::programs::{self, Client, Plan, Subject};
+use plover_lab_proof::redis::Connection;
 use plover_lab_proof::{Turn, program, progress};
 use serde_json::Value;
 use std::net::SocketAddrV4;
@@ -123,4 +124,73 @@ fn write_again(group: &Group) -> Result<()> {
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }
     }
+}
+
+/// Reads on each program when the keys expire.
+const EXPIRE: &str = "local all = {} \
+                      for key = 1, 200 do all[key] = redis.call('pexpiretime', 'k' .. key) end \
+                      return all";
+
+/// Sets keys that expire, one command after the other, and asks for the time after each. Returns the times.
+fn set_and_ask(keys: std::ops::RangeInclusive<u64>) -> Result<Vec<Duration>> {
+    let mut client = Connection::open(LISTEN, Duration::from_secs(10))?;
+    let times = keys.map(|key| -> Result<Duration> {
+        client.set_for(
+            &format!("k{key}"),
+            "v",
+            Duration::from_millis(10_000_000 + key),
+        )?;
+        Ok(client.time()?)
+    });
+    let times = times.collect();
+    // It ends only if the time goes on without another request.
+    client.wait_in_vain("nothing", Duration::from_secs(1))?;
+    times
+}
+
+/// With `clock = "log"` each command has one time on all replicas, and under the next leader it goes on.
+#[test]
+fn all_replicas_have_the_time_of_the_log() {
+    let _turn = Turn::wait();
+    let progress = progress();
+    let mut plan = Plan::demo();
+    plan.program_keys = "via = \"preload\"\nclock = \"log\"\ncheck = 16".into();
+    let redis = programs::named("redis").unwrap();
+    let mut group = Group::up("t-clock", 3, program(), redis, &plan).unwrap();
+    let outcome = |group: &mut Group| -> Result<()> {
+        group.wait_for("all programs run", &progress, Group::is_whole)?;
+        let mut times = group.as_client(|| set_and_ask(1..=100))?;
+        let leader = group.leader().context("nobody leads")?;
+        group.kill(leader)?;
+        group.wait_for("another serves", &progress, |it| it.leader().is_some())?;
+        times.extend(group.as_client(|| set_and_ask(101..=200))?);
+        ensure!(times.len() == 200 && times.is_sorted(), "{times:?}");
+        group.start(leader)?;
+        group.wait_for("all have caught up", &progress, Group::is_whole)?;
+        let expire = |id| -> Result<Vec<u8>> {
+            Ok(group
+                .on(id, "redis-cli", &["-p", "6380", "eval", EXPIRE, "0"])?
+                .stdout)
+        };
+        let first = expire(0)?;
+        let times = String::from_utf8_lossy(&first);
+        ensure!(
+            times.lines().filter(|it| it.len() == 13).count() == 200,
+            "{times}"
+        );
+        for id in 1..3 {
+            ensure!(
+                expire(id)? == first,
+                "replica {id} has other times than replica 0"
+            );
+        }
+        for id in 0..3 {
+            let status = group.status(id).context("it has ended")?;
+            ensure!(!status["notes"].to_string().contains("sent"), "{status}");
+        }
+        Ok(())
+    };
+    let outcome = outcome(&mut group).with_context(|| group.last_words());
+    outcome.unwrap_or_else(|error| panic!("{error:#}"));
+    group.down().unwrap();
 }

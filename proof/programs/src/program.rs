@@ -38,6 +38,9 @@ pub struct Program {
     pub connections: BTreeMap<ConnectionId, Connection>,
     /// A fault has changed its memory.
     pub is_wrong: bool,
+    /// Its time, which goes into its replies; and the time of what it is given next.
+    pub time: u64,
+    pub next_time: u64,
 }
 
 impl Program {
@@ -47,6 +50,7 @@ impl Program {
             return Vec::new();
         };
         let mut replies = Vec::new();
+        self.time = self.time.max(self.next_time);
         connection.is_news = false;
         connection.partly.append(&mut connection.unread);
         while connection.partly.len() >= REQUEST_BYTES {
@@ -54,7 +58,7 @@ impl Program {
             let request = std::mem::replace(&mut connection.partly, rest);
             let number = u64::from_le_bytes(request.try_into().expect("eight bytes"));
             self.memory.executed.push(number);
-            self.memory.sum = mix(self.memory.sum, number);
+            self.memory.sum = mix(self.memory.sum ^ self.time, number);
             replies.extend(number.to_le_bytes());
             replies.extend(self.memory.sum.to_le_bytes());
         }
@@ -92,6 +96,7 @@ impl Reference {
                     self.sums.push(u64::from_le_bytes(sum));
                 }
             }
+            Entry::Clock(time) => self.program.next_time = time,
             Entry::Close(id) => drop(connections.remove(&id)),
             Entry::Cut(_) => connections.clear(),
             _ => {}

@@ -79,6 +79,10 @@ impl Connections {
         self.generations[slot]
     }
 
+    pub fn are_none(&self) -> bool {
+        self.free.len() == SLOTS
+    }
+
     pub fn clients(&self) -> usize {
         let all = self.all.iter().flatten();
         all.filter(|it| it.stream.is_some()).count()

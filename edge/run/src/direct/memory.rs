@@ -18,12 +18,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const WHOLE: usize = RING_AT + RING_BYTES;
 
+/// The time of a program that has had no client yet, µs since 1970: 2000-01-01. It is the same on all replicas.
+const FIRST_TIME_US: u64 = 946_684_800_000_000;
+
 /// The settings that the program reads when it starts.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub wait_read: bool,
     pub copies_output: bool,
     pub allows_outgoing: bool,
+    pub log_clock: bool,
     pub port: u16,
     pub listen: std::net::SocketAddrV4,
     pub secret: [u8; 16],
@@ -79,6 +83,7 @@ impl Memory {
         set(&shared.wait_read, terms.wait_read.into());
         set(&shared.copies_output, terms.copies_output.into());
         set(&shared.allows_outgoing, terms.allows_outgoing.into());
+        set(&shared.log_clock, terms.log_clock.into());
         set(&shared.port, terms.port.into());
         set(
             &shared.listen_ip,
@@ -93,6 +98,7 @@ impl Memory {
                 word.store(u32::from_ne_bytes(whole), SeqCst);
             }
         };
+        memory.set(&shared.now_us, FIRST_TIME_US);
         words(&shared.secret, &terms.secret);
         words(&shared.door, terms.door.as_bytes());
         Ok(memory)
@@ -181,6 +187,16 @@ impl Memory {
         self.ring();
     }
 
+    /// The time of what the program is given next.
+    pub fn set_next_time(&self, us: u64) {
+        self.shared().next_us.store(us, SeqCst);
+    }
+
+    /// The epoch in which the program's time follows this host's; 0 for none.
+    pub fn follow_host_in(&self, epoch: u32) {
+        self.shared().clock_epoch.store(epoch, SeqCst);
+    }
+
     /// The thread that takes an input just now.
     pub fn lock_owner(&self) -> Option<u32> {
         Some(self.shared().lock.load(SeqCst)).filter(|it| *it != 0)
@@ -212,7 +228,10 @@ impl Drop for Memory {
 
 /// Whether the record is an input, which is counted.
 pub(super) fn is_input(record: &Record) -> bool {
-    matches!(record.kind, Kind::Accept | Kind::Bytes | Kind::End)
+    matches!(
+        record.kind,
+        Kind::Accept | Kind::Bytes | Kind::End | Kind::Clock
+    )
 }
 
 #[cfg(test)]
@@ -224,6 +243,7 @@ mod tests {
             wait_read: false,
             copies_output: true,
             allows_outgoing: false,
+            log_clock: false,
             port: 1,
             listen: "192.0.2.1:2".parse().unwrap(),
             secret: [7; 16],

@@ -90,6 +90,9 @@ impl Direct {
             self.happened.push_back(Happened::Note(words));
             return Ok(true);
         }
+        if record.kind == Kind::Clock {
+            return Ok(self.take_clock(record, bytes, propose));
+        }
         let rubbish = "it has written a record of no connection into the shared memory";
         let connection = self.connections.get(record.slot).ok_or(rubbish)?;
         if connection.stream.is_none() {
@@ -133,8 +136,7 @@ impl Direct {
                 self.outstanding.push_back(Outstanding {
                     at,
                     number: record.number,
-                    slot: record.slot,
-                    generation: self.connections.generation(record.slot),
+                    of: Some((record.slot, self.connections.generation(record.slot))),
                 });
                 if record.kind == Kind::Accept {
                     self.connections.name(record.slot, ConnectionId(at));
@@ -149,6 +151,30 @@ impl Direct {
             self.happened.extend(noticed.map(Happened::Noticed));
         }
         Ok(true)
+    }
+
+    /// The program's time has gone on. False if the log has no room for it.
+    fn take_clock(&mut self, record: &Record, bytes: &[u8], propose: Propose<'_>) -> bool {
+        let us = u64::from_ne_bytes(bytes.try_into().expect("its length was checked"));
+        let is_late = record.epoch < self.epoch_min;
+        let proposed = (!is_late).then(|| propose(&Entry::Clock(us)));
+        let happened = match proposed {
+            Some(Err(Error::Full)) => {
+                self.is_full = true;
+                return false;
+            }
+            Some(Ok(at)) => {
+                self.outstanding.push_back(Outstanding {
+                    at,
+                    number: record.number,
+                    of: None,
+                });
+                Happened::Proposed(at)
+            }
+            Some(Err(_)) | None => Happened::Unproposed,
+        };
+        self.happened.push_back(happened);
+        true
     }
 
     /// Input was read that is not in the log.

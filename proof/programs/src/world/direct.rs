@@ -63,6 +63,10 @@ impl World {
         if self.hosts[host].still_until > self.now {
             return;
         }
+        self.turn_clock(host, 1.0);
+        if self.hosts[host].program.is_none() {
+            return;
+        }
         if let Some(at) = self.propose(host, &entry) {
             let id = ConnectionId(at);
             let own = Connection {
@@ -73,6 +77,19 @@ impl World {
             program.connections.insert(id, own);
             self.clients[place].to = Some((host, id));
             self.apply(host, Event::Proposed(at));
+        }
+    }
+
+    /// The program's time goes on, perhaps.
+    fn turn_clock(&mut self, host: usize, chance: f64) {
+        if self.entrance != Entrance::HoldsOutput || !self.rng.chance(chance) {
+            return;
+        }
+        let now = self.now.0;
+        if let Some(program) = &mut self.hosts[host].program {
+            program.time = now;
+            let at = self.propose(host, &Entry::Clock(now));
+            self.apply(host, at.map_or(Event::Unproposed, Event::Proposed));
         }
     }
 
@@ -93,6 +110,7 @@ impl World {
 
     /// The program reads what a client has sent, and executes it now or at the commit.
     fn reads(&mut self, host: usize, connection: ConnectionId, entry: &Entry<'_>, bytes: Vec<u8>) {
+        self.turn_clock(host, 0.5);
         let at = self.propose(host, entry);
         if self.entrance == Entrance::HoldsInput {
             if let Some(at) = at {

@@ -135,6 +135,7 @@ impl World {
                 connection.unread.extend(bytes);
                 connection.is_news = true;
             }
+            Action::Clock(time) => state.program.as_mut().expect("it runs").next_time = time,
             Action::EndInput(_) | Action::Finish(_) => {}
             Action::Close(id) => {
                 match connections.and_then(|it| it.get_mut(&id)) {
