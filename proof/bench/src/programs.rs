@@ -8,6 +8,7 @@
 //!   output       client ──▶ Redis, three replicas, via = "preload": an output waits for the commit
 //!   read         the same with wait = "read": each read waits for it, as in APUS
 //!   unchecked    as output, with check = "off"
+//!   clock        as output, with clock = "log"
 //! ```
 //!
 //! APUS report, section 5.3 and its figures 5 and 6: throughput beside the unreplicated program, and how much of an answer's time is
@@ -92,6 +93,8 @@ pub(crate) enum Way {
     Read,
     /// As output, without comparing outputs.
     Unchecked,
+    /// As output, with the time of the log.
+    Clock,
 }
 
 impl Way {
@@ -100,7 +103,7 @@ impl Way {
         match self {
             Self::Alone | Self::Fed | Self::One => None,
             Self::Proxy => Some(Self::Fed),
-            Self::Output | Self::Read | Self::Unchecked => Some(Self::One),
+            Self::Output | Self::Read | Self::Unchecked | Self::Clock => Some(Self::One),
         }
     }
 }
@@ -174,6 +177,7 @@ impl Served {
             Way::Proxy => "via = \"proxy\"",
             Way::Read => "via = \"preload\"\nwait = \"read\"",
             Way::Unchecked => "via = \"preload\"\ncheck = \"off\"",
+            Way::Clock => "via = \"preload\"\nclock = \"log\"",
         };
         let mut plan = Plan::of(Vec::new());
         plan.program_keys = keys.into();

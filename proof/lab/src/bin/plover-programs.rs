@@ -26,6 +26,9 @@ struct Arguments {
     /// The program reads its clients itself (`via = "preload"`).
     #[arg(long, global = true)]
     preload: bool,
+    /// The program's time of day is the log's (`clock = "log"`).
+    #[arg(long, global = true, requires = "preload")]
+    log_clock: bool,
 }
 
 #[derive(Clone, Copy, Debug, Subcommand)]
@@ -63,6 +66,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     if arguments.preload {
         plan.program_keys += "via = \"preload\"";
+    }
+    if arguments.log_clock {
+        plan.program_keys += "\nclock = \"log\"";
     }
     let _turn = Turn::wait();
     let progress = Progress::interruptible(false)?;
