@@ -18,14 +18,17 @@ impl Subject for MariaDb {
         "mariadb"
     }
 
-    /// A pool of one thread executes the statements of different connections one after the other.
+    /// A pool of one thread executes the statements of different connections one after the other. Preloaded, it sees
+    /// that its clients are on another host.
     fn command(&self, _files: &Path) -> Vec<String> {
         let script = format!(
             "test -d db || mariadb-install-db --no-defaults --datadir=\"$PWD/db\" --user=root --skip-test-db \
              --auth-root-authentication-method=normal >install.log 2>&1 || exit 1; \
+             printf '%s\\n' \"create user if not exists root@'%';\" \"grant all on *.* to root@'%';\" >init.sql; \
              exec mariadbd --no-defaults --datadir=\"$PWD/db\" --user=root --port={} --bind-address=127.0.0.1 \
              --socket=\"$PWD/socket\" --skip-name-resolve --innodb-buffer-pool-size=32M --innodb-log-file-size=8M \
-             --thread-handling=pool-of-threads --thread-pool-size=1",
+             --thread-handling=pool-of-threads --thread-pool-size=1 \
+             --init-file=\"$PWD/init.sql\"",
             self.port()
         );
         ["sh", "-c", &script].map(String::from).into()
