@@ -225,6 +225,7 @@ impl Bench {
         }?;
         Ok(match setup.system {
             System::PingPong(kind) | System::Floor(kind) => floors::start(setup, kind, &folder)?,
+            System::Echo => floors::echo(),
             System::Fdatasync => floors::fdatasync(&folder)?,
             System::Plover(kind) => Box::new(ours::Group::start(setup, kind, &folder)?),
             System::PloverClients => Box::new(ours::clients::Served::start(setup, &folder)?),

@@ -70,6 +70,8 @@ pub(crate) enum System {
     /// A bare leader and its backups, first acknowledgements of a majority: the limit of
     /// consensus on a fabric. On disk every replica syncs the bytes first.
     Floor(FabricKind),
+    /// A server that sends back all that it gets on TCP connections: the limit of a server with clients.
+    Echo,
     /// `pwrite` and `fdatasync` of one file.
     Fdatasync,
     /// Our log, the proposers in the leader's process.
@@ -87,6 +89,7 @@ impl fmt::Display for System {
         match self {
             Self::PingPong(kind) => f.pad(&format!("ping-pong {kind}")),
             Self::Floor(kind) => f.pad(&format!("quorum floor {kind}")),
+            Self::Echo => f.pad("tcp echo"),
             Self::Fdatasync => f.pad("fdatasync floor"),
             Self::Plover(kind) => f.pad(&format!("plover {kind}")),
             Self::PloverClients => f.pad("plover, clients on tcp"),
@@ -250,6 +253,9 @@ fn series(
                 add(System::Plover(fabric), medium, replicas, &CONNECTIONS);
             }
         }
+        if medium == Medium::Memory {
+            add(System::Echo, medium, 1, &CONNECTIONS);
+        }
         add(System::PloverClients, medium, 3, &CONNECTIONS);
         add(System::Etcd, medium, 3, &CONNECTIONS);
         add(System::ZooKeeper, medium, 3, &CONNECTIONS);
@@ -282,6 +288,7 @@ mod tests {
             assert!(has(System::Etcd, medium, 3) && has(System::ZooKeeper, medium, 3));
         }
         assert!(has(System::Floor(FabricKind::Tcp), Medium::Disk, 3));
+        assert!(has(System::Echo, Medium::Memory, 1) && has(System::PloverClients, Medium::Memory, 3));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! cost of consensus is the protocol's own.
 
 mod disk;
+mod echo;
 mod shm;
 mod tcp;
 
@@ -64,6 +65,11 @@ pub(super) fn start(setup: Setup, fabric: FabricKind, folder: &Path) -> Result<B
         }))),
         (medium, fabric) => bail!("there is no floor of {fabric} on {medium}"),
     }
+}
+
+/// A bare server on TCP connections.
+pub(super) fn echo() -> Box<dyn Subject> {
+    Box::new(echo::Echo)
 }
 
 /// `pwrite` and `fdatasync` of one file in `folder`.

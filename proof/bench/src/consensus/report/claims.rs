@@ -101,6 +101,7 @@ pub(super) fn all(report: &Report) -> Vec<Claim> {
                 claims.extend(far_below(report, fabric, peer, bytes));
             }
         }
+        claims.extend(like_with_like(report, bytes));
         for connections in [1, 24] {
             claims.push(flat_in_replicas(report, bytes, connections));
         }
@@ -151,6 +152,34 @@ fn far_below(report: &Report, fabric: FabricKind, peer: System, bytes: usize) ->
         at(peer, Figure::Throughput),
     );
     [latency, throughput]
+}
+
+/// Clients on TCP connections, as etcd has them.
+fn like_with_like(report: &Report, bytes: usize) -> [Claim; 2] {
+    let load = Load {
+        bytes,
+        connections: 24,
+    };
+    let at = |system, replicas| {
+        let setup = setup(system, Medium::Memory, replicas);
+        side(setup, load, Figure::Throughput)
+    };
+    let ours = at(System::PloverClients, 3);
+    let echo = ratio(
+        report,
+        format!("clients on tcp, {load}: our throughput over a bare echo server's"),
+        Bound::AtLeast(0.5),
+        ours,
+        at(System::Echo, 1),
+    );
+    let etcd = ratio(
+        report,
+        format!("clients on tcp, {load}: our throughput over etcd's"),
+        Bound::AtLeast(10.0),
+        ours,
+        at(System::Etcd, 3),
+    );
+    [echo, etcd]
 }
 
 fn flat_in_replicas(report: &Report, bytes: usize, connections: usize) -> Claim {
