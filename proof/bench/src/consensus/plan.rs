@@ -288,7 +288,9 @@ mod tests {
             assert!(has(System::Etcd, medium, 3) && has(System::ZooKeeper, medium, 3));
         }
         assert!(has(System::Floor(FabricKind::Tcp), Medium::Disk, 3));
-        assert!(has(System::Echo, Medium::Memory, 1) && has(System::PloverClients, Medium::Memory, 3));
+        assert!(
+            has(System::Echo, Medium::Memory, 1) && has(System::PloverClients, Medium::Memory, 3)
+        );
     }
 
     #[test]
