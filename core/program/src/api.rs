@@ -82,6 +82,8 @@ pub enum Event<'a> {
     OutputEnded(ConnectionId),
     /// The leader's program has read this input itself, and it is proposed at this place of the log.
     Proposed(Viewstamp),
+    /// Its time has gone on, and that is proposed at this place of the log.
+    ProposedTime(Viewstamp),
     /// The leader's program has read input that cannot be proposed, since this replica leads no more.
     Unproposed,
     /// The program has read nothing of its clients since [`Action::Quiesce`], and all that it has read before is
@@ -125,7 +127,7 @@ pub enum Action {
     Feed(ConnectionId, Vec<u8>),
     /// Tell the program that the client sends nothing more.
     EndInput(ConnectionId),
-    /// What the program is given next, it is given at this time, µs since 1970.
+    /// The time of the program's next input, µs since 1970.
     Clock(u64),
     /// Close the connection to the program, and its client's.
     Close(ConnectionId),

@@ -28,10 +28,9 @@ pub(crate) enum Fate {
 }
 
 impl Replica {
-    /// The program has read input by itself, and it was proposed.
+    /// The program has read input by itself, or its time has gone on, and it was proposed.
     pub(crate) fn on_proposed(&mut self, at: Viewstamp, out: &mut Vec<Action>) {
         assert_ne!(self.config.entrance, Entrance::Fed, "the caller feeds it");
-        self.stalled = false;
         self.feed.ahead = Some(at);
         if canary!(self.config, ReplyBeforeCommit) {
             out.push(Action::Release(at));

@@ -119,7 +119,11 @@ impl Replica {
                     }
                 }
             }
-            Event::Proposed(at) => self.on_proposed(at, out),
+            Event::Proposed(at) => {
+                self.stalled = false;
+                self.on_proposed(at, out);
+            }
+            Event::ProposedTime(at) => self.on_proposed(at, out),
             Event::Unproposed => self.on_unproposed(now, out),
             Event::Quiet => self.on_quiet(),
             Event::StandsStill => self.stalled = true,

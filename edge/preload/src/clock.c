@@ -27,8 +27,9 @@
 /* How far behind the host's time the program's may be: for a thread that is woken, reads, or has waited in vain. */
 enum { WOKEN_US = 1000, READS_US = 20 * 1000, IDLE_US = 1000 * 1000 };
 
-/* A deadline is the time of day if it is later than this. Uptimes are not. */
+/* A deadline is the time of day if it is between these. Uptimes are earlier, and "never" is later. */
 enum { DAY_S = 300 * 1000 * 1000 };
+#define NEVER_S (INT64_MAX / 4)
 
 enum { S_US = 1000 * 1000 };
 
@@ -58,6 +59,13 @@ void follow_clock(void)
         advance(atomic_load(&shared->next_us));
 }
 
+/* The time of a connection on which the log is replayed. */
+void follow_clock_of(const struct slot *slot)
+{
+    if (has_log_clock())
+        advance(atomic_load(&slot->time_us));
+}
+
 static bool follows_host(void)
 {
     return atomic_load(&shared->clock_epoch) == atomic_load(&shared->epoch);
@@ -68,12 +76,15 @@ static bool is_late(uint64_t us, uint64_t host)
     return host >= atomic_load(&shared->now_us) + us;
 }
 
+/* Nobody sees a time before it is in the ring: an output waits for all that is there. */
 static void fill_clock(uint64_t host)
 {
-    advance(host);
     uint64_t now = atomic_load(&shared->now_us);
+    if (now < host)
+        now = host;
     struct iovec part = {&now, sizeof now};
     fill(RECORD_CLOCK, 0, 0, &part, sizeof now);
+    advance(now);
 }
 
 /* Before the input of a read is filled in, under the lock and with CLOCK_ROOM. */
@@ -86,11 +97,13 @@ void clock_of_read(void)
         fill_clock(host);
 }
 
-/* The same for a new client. A restored program that has no time yet begins with one. */
+/* The same for a new client, whose time is always named: a restored program begins with it. */
 void clock_of_accept(void)
 {
-    if (has_log_clock() && follows_host())
-        fill_clock(host_us());
+    if (!has_log_clock() || !follows_host())
+        return;
+    uint64_t host = host_us();
+    fill_clock(is_late(READS_US, host) ? host : 0);
 }
 
 /* A thread has waited for something to read. */
@@ -196,7 +209,10 @@ EXPORT int gettimeofday(struct timeval *restrict to, void *restrict zone)
     uint64_t now = atomic_load(&shared->now_us);
     if (zone)
         *(struct timezone *)zone = (struct timezone){0};
-    *to = (struct timeval){.tv_sec = (time_t)(now / S_US), .tv_usec = (suseconds_t)(now % S_US)};
+    struct timeval *volatile given = to; /* which glibc's header says is never NULL */
+    if (given)
+        *given = (struct timeval){.tv_sec = (time_t)(now / S_US),
+                                  .tv_usec = (suseconds_t)(now % S_US)};
     return 0;
 }
 
@@ -223,7 +239,7 @@ EXPORT int timespec_get(struct timespec *to, int base)
 static struct timespec deadline_of(const struct timespec *given)
 {
     struct timespec due = *given;
-    if (!has_log_clock() || due.tv_sec < DAY_S)
+    if (!has_log_clock() || due.tv_sec < DAY_S || due.tv_sec > NEVER_S)
         return due;
     int64_t ahead = (int64_t)(host_us() - atomic_load(&shared->now_us));
     int64_t us = due.tv_nsec / 1000 + ahead % S_US;
@@ -232,12 +248,28 @@ static struct timespec deadline_of(const struct timespec *given)
     return due;
 }
 
+/* Before glibc 2.36, dlsym() finds the oldest of two versions, whose conditions are another structure. */
+static int cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                          const struct timespec *due)
+{
+    static __typeof__(pthread_cond_timedwait) *_Atomic found;
+    __typeof__(pthread_cond_timedwait) *real = found;
+#if defined(__x86_64__)
+    if (!real)
+        real = (__typeof__(real))dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
+#endif
+    if (!real)
+        real = (__typeof__(real))dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+    found = real;
+    return real(condition, mutex, due);
+}
+
 EXPORT int pthread_cond_timedwait(pthread_cond_t *restrict condition,
                                   pthread_mutex_t *restrict mutex,
                                   const struct timespec *restrict due)
 {
     struct timespec deadline = deadline_of(due);
-    return REAL(pthread_cond_timedwait)(condition, mutex, &deadline);
+    return cond_timedwait(condition, mutex, &deadline);
 }
 
 #if __GLIBC_PREREQ(2, 30)

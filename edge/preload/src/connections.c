@@ -121,11 +121,6 @@ EXPORT int accept4(int listener, __SOCKADDR_ARG address, socklen_t *length, int 
     socklen_t peer_bytes = sizeof peer;
     if (!shared)
         return REAL(accept4)(listener, address, length, flags);
-    if (has_log_clock()) {
-        if (!is_readable(listener, 0))
-            return -1;
-        follow_clock();
-    }
     int fd = REAL(accept4)(listener, (struct sockaddr *)&peer, &peer_bytes, flags);
     if (fd < 0)
         return fd;
@@ -146,6 +141,7 @@ EXPORT int accept4(int listener, __SOCKADDR_ARG address, socklen_t *length, int 
     if (atomic_load(&slot->kind) == SLOT_CLIENT) {
         fd = welcome(fd, number, generation, flags);
     } else {
+        follow_clock_of(slot);
         claim(fd, number, generation);
     }
     if (fd >= 0)

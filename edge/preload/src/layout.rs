@@ -48,7 +48,9 @@ pub struct Slot {
     broken: AtomicU32,
     /// Which use of the slot this is.
     pub generation: AtomicU32,
-    unused: [u32; 6],
+    /// The time at which a replayed one is accepted, µs since 1970.
+    pub time_us: AtomicU64,
+    unused: [u32; 4],
 }
 
 /// The head of the shared memory.

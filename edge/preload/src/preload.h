@@ -50,13 +50,11 @@ extern int event_fd, memory_fd;
 /* inputs.c */
 ssize_t take(int fd, const struct msghdr *message, int flags);
 
-/* Whether there is something to read or to accept; waits as a blocking call does. */
-bool is_readable(int fd, int flags);
-
 /* clock.c: the program's time */
 enum { CLOCK_ROOM = sizeof(struct record) + sizeof(uint64_t) };
 bool has_log_clock(void);
 void follow_clock(void);
+void follow_clock_of(const struct slot *slot);
 void clock_of_read(void);
 void clock_of_accept(void);
 

@@ -50,7 +50,8 @@ struct slot {
     _Atomic uint32_t ended;
     _Atomic uint32_t broken;
     _Atomic uint32_t generation; /* by plover: which use of the slot this is */
-    uint32_t unused[6];
+    _Atomic uint64_t time_us;     /* by plover: the time at which a replayed one is accepted */
+    uint32_t unused[4];
 };
 
 struct shared {

@@ -75,6 +75,8 @@ pub(crate) struct Direct {
     is_full: bool,
     /// Something was committed, and the program's threads are not told.
     rings: bool,
+    /// Records but the clock's that the program has filled in, and when it was seen to go on.
+    filled: u64,
     progress: (u64, Instant),
     looked_at: Instant,
 }
@@ -112,6 +114,7 @@ impl Direct {
             quiesces: false,
             is_full: false,
             rings: false,
+            filled: 0,
             progress: (0, Instant::now()),
             looked_at: Instant::now(),
         })
@@ -184,7 +187,7 @@ impl Direct {
         }
     }
 
-    /// What the program is given next, it is given at this time.
+    /// The time of the next input, µs since 1970.
     pub fn set_next_time(&mut self, us: u64) {
         if let Some(memory) = &self.memory {
             memory.set_next_time(us);
@@ -305,19 +308,20 @@ impl Direct {
     /// Whether the program has left clients unread for longer than `stall`.
     pub fn stands_still(&mut self, stall: Duration) -> bool {
         let now = Instant::now();
-        let Some(memory) = &self.memory else {
+        if self.memory.is_none() {
             return false;
-        };
+        }
         if now < self.looked_at + LOOK_EVERY {
             return false;
         }
         self.looked_at = now;
-        let progress = memory.progress();
         // While input is not committed the program waits for this process.
         let waits = self.quiesces
-            || (self.outstanding.is_empty() && !self.is_full && self.connections.are_unread());
-        if progress != self.progress.0 || !waits {
-            self.progress = (progress, now);
+            || (!self.outstanding.iter().any(|it| it.of.is_some())
+                && !self.is_full
+                && self.connections.are_unread());
+        if self.filled != self.progress.0 || !waits {
+            self.progress = (self.filled, now);
         }
         now > self.progress.1 + stall
     }

@@ -41,6 +41,7 @@ impl Body {
             };
             match happened {
                 Happened::Proposed(at) => self.apply(Event::Proposed(at)),
+                Happened::ProposedTime(at) => self.apply(Event::ProposedTime(at)),
                 Happened::Unproposed => self.apply(Event::Unproposed),
                 Happened::Output(id, bytes) => self.apply(Event::Output(id, &bytes)),
                 Happened::Ended(id) => self.apply(Event::OutputEnded(id)),

@@ -187,7 +187,12 @@ impl Memory {
         self.ring();
     }
 
-    /// The time of what the program is given next.
+    /// The time of the next input, as [`Self::set_next_time`] has set it or the program has spoilt it.
+    pub fn next_time(&self) -> u64 {
+        self.shared().next_us.load(SeqCst)
+    }
+
+    /// The time of the next input.
     pub fn set_next_time(&self, us: u64) {
         self.shared().next_us.store(us, SeqCst);
     }
@@ -204,10 +209,6 @@ impl Memory {
 
     pub fn free(&self, number: usize) {
         self.slot(number).kind.store(SLOT_FREE, SeqCst);
-    }
-
-    pub fn progress(&self) -> u64 {
-        self.shared().head.load(SeqCst)
     }
 
     pub fn set(&self, word: &AtomicU64, value: u64) {

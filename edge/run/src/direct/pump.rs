@@ -16,6 +16,8 @@ const NOTE_CHARS: usize = 300;
 pub(crate) enum Happened {
     /// The program has read input, which was proposed.
     Proposed(Viewstamp),
+    /// Its time has gone on, which was proposed.
+    ProposedTime(Viewstamp),
     /// It has read input that cannot be proposed.
     Unproposed,
     /// It has sent this.
@@ -63,6 +65,7 @@ impl Direct {
             };
             if let Ok(Some(record)) = &next {
                 memory.took(record);
+                self.filled += u64::from(record.kind != Kind::Clock);
                 if memory.shared().waiters.load(SeqCst) > 0 {
                     self.rings = true;
                 }
@@ -169,7 +172,7 @@ impl Direct {
                     number: record.number,
                     of: None,
                 });
-                Happened::Proposed(at)
+                Happened::ProposedTime(at)
             }
             Some(Err(_)) | None => Happened::Unproposed,
         };

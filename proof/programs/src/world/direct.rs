@@ -89,7 +89,7 @@ impl World {
         if let Some(program) = &mut self.hosts[host].program {
             program.time = now;
             let at = self.propose(host, &Entry::Clock(now));
-            self.apply(host, at.map_or(Event::Unproposed, Event::Proposed));
+            self.apply(host, at.map_or(Event::Unproposed, Event::ProposedTime));
         }
     }
 
