@@ -131,10 +131,9 @@ impl Checkpoints {
 
     /// The program of `replica` has diverged before `at`: what it has taken is forgotten, and what it was asked for does
     /// not come.
-    pub fn tainted(&mut self, replica: ReplicaId, at: Viewstamp) {
-        self.held
-            .retain(|_, it| it.taken_by != replica || it.at > at);
-        let is_wrong = |it: &Held| it.taken_by == replica && it.at < at;
+    pub fn tainted(&mut self, replica: ReplicaId, executed: Index) {
+        let is_wrong = |it: &Held| it.taken_by == replica && it.at.index <= executed;
+        self.held.retain(|_, it| !is_wrong(it));
         self.spoiled |= self.fetching.as_ref().is_some_and(is_wrong);
         self.needs(replica);
     }

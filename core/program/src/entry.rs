@@ -1,6 +1,6 @@
 //! The entries of the log: everything that a program is given, and what its replicas agree on besides.
 
-use plover_types::{ReplicaId, Viewstamp, wire};
+use plover_types::{Index, ReplicaId, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -53,7 +53,9 @@ pub enum Entry<'a> {
     /// A replica needs a checkpoint, and can get none of those that the log names.
     Needs(ReplicaId),
     /// A replica's program has diverged: the checkpoints that this replica took are not to be used.
-    Tainted(ReplicaId),
+    ///
+    /// The index is of the last entry that the program has executed: what it took later, it took after it was restored.
+    Tainted(ReplicaId, Index),
     /// The program's time goes on to this, µs since 1970.
     Clock(u64),
 }
@@ -122,8 +124,8 @@ impl<'a> Entry<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plover_types::View;
     use plover_types::forms::{assert_every_kind, assert_form};
-    use plover_types::{Index, View};
 
     #[test]
     fn the_form_of_entries_is_that_of_its_version() {
@@ -165,7 +167,7 @@ mod tests {
             Entry::Excerpt(excerpt),
             Entry::Holds(held),
             Entry::Needs(replica),
-            Entry::Tainted(replica),
+            Entry::Tainted(replica, Index(1010)),
             Entry::Clock(1011),
         ];
         assert_every_kind(&entries);

@@ -22,7 +22,7 @@ impl Replica {
         if let Phase::Looking { next } | Phase::Fetching { next, .. } = &mut self.phase {
             *next = at.index.next();
             if let Some(entry) = entry {
-                self.agree(now, at, &entry, out);
+                self.agree(now, &entry, out);
             }
             return;
         }
@@ -112,7 +112,7 @@ impl Replica {
             Entry::Close(connection) => self.close(now, *connection, out),
             Entry::Clock(time) => out.push(Action::Clock(*time)),
             Entry::Cut(by) => self.cut(now, at, *by, out),
-            _ => self.agree(now, at, entry, out),
+            _ => self.agree(now, entry, out),
         }
     }
 
@@ -170,7 +170,7 @@ impl Replica {
     }
 
     /// Takes note of an entry that the program does not get.
-    fn agree(&mut self, now: Micros, at: Viewstamp, entry: &Entry<'_>, out: &mut Vec<Action>) {
+    fn agree(&mut self, now: Micros, entry: &Entry<'_>, out: &mut Vec<Action>) {
         match entry {
             Entry::Claims(replica, claims) => {
                 let verdicts = claims
@@ -189,11 +189,14 @@ impl Replica {
                 self.refuses &= *replica != self.config.me;
                 self.checkpoints.needs(*replica);
             }
-            Entry::Tainted(replica) => {
+            Entry::Tainted(replica, executed) => {
                 self.noted.remove(*replica);
-                self.confesses &= *replica != self.config.me;
-                self.checkpoints.tainted(*replica, at);
-                let is_wrong = |own: &&crate::Own| own.taken_by == *replica && own.at < at;
+                if *replica == self.config.me {
+                    self.confesses = self.confesses.filter(|it| it > executed);
+                }
+                self.checkpoints.tainted(*replica, *executed);
+                let is_wrong =
+                    |own: &&crate::Own| own.taken_by == *replica && own.at.index <= *executed;
                 if let Some(own) = self.own().filter(is_wrong) {
                     out.push(Action::Discard(own.at));
                     self.checkpoints.disown();

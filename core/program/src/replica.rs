@@ -43,7 +43,7 @@ pub struct Replica {
     /// When what must get into the log still is proposed again.
     pub(crate) say_at: Micros,
     /// The log does not say yet that this replica's program has diverged.
-    pub(crate) confesses: bool,
+    pub(crate) confesses: Option<Index>,
     /// The log does not say yet that it cannot take the checkpoint that it was asked for.
     pub(crate) refuses: bool,
     /// It was noted that there is no checkpoint.
@@ -89,7 +89,7 @@ impl Replica {
             repeat_at: Micros::ZERO,
             needs: 0,
             say_at: Micros::ZERO,
-            confesses: false,
+            confesses: None,
             refuses: false,
             lacks: false,
             differs: None,
@@ -179,10 +179,10 @@ impl Replica {
         if let Some(held) = self.checkpoints.announce(now, &self.config.address) {
             out.push(propose(&Entry::Holds(held)));
         }
-        if (self.confesses || self.refuses) && now >= self.say_at {
+        if (self.confesses.is_some() || self.refuses) && now >= self.say_at {
             self.say_at = now + crate::checkpoints::REPEAT;
-            if self.confesses {
-                out.push(propose(&Entry::Tainted(self.config.me)));
+            if let Some(executed) = self.confesses {
+                out.push(propose(&Entry::Tainted(self.config.me, executed)));
             } else {
                 self.need(out);
             }
@@ -247,7 +247,8 @@ impl Replica {
                     let me = self.config.me;
                     let is_wrong = difference.replicas.contains(me) && self.phase.executes();
                     if is_wrong && !canary!(self.config, LeadDiverged) {
-                        (self.confesses, self.say_at) = (true, now);
+                        let executed = Index(self.feed.next.0.saturating_sub(1));
+                        (self.confesses, self.say_at) = (Some(executed), now);
                         self.taint(now, Taint::Diverged(difference.connection), out);
                     }
                 }
@@ -349,7 +350,7 @@ impl Replica {
         } else {
             self.feed.stalls_at(self.config.stall)
         };
-        let say = if self.confesses || self.refuses {
+        let say = if self.confesses.is_some() || self.refuses {
             self.say_at
         } else {
             Micros::NEVER
