@@ -235,7 +235,7 @@ mod tests {
             "$99999999999\r\n",
             "?\r\n",
             "*1\r\n*1\r\n*1\r\n",
-            "*-1\r\n",
+            "*-2\r\n",
             "é\r\n",
         ] {
             assert!(read(bad.as_bytes()).is_err(), "{bad:?}");
