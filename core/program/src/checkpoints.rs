@@ -129,13 +129,18 @@ impl Checkpoints {
         self.held.insert(held.replica, held);
     }
 
-    /// The program of `replica` has diverged before `at`: what it has taken is forgotten, and what it was asked for does
-    /// not come.
-    pub fn tainted(&mut self, replica: ReplicaId, executed: Index) {
-        let is_wrong = |it: &Held| it.taken_by == replica && it.at.index <= executed;
-        self.held.retain(|_, it| !is_wrong(it));
-        self.spoiled |= self.fetching.as_ref().is_some_and(is_wrong);
+    /// The program of `replica` had diverged when it had executed the entry `executed`: the checkpoints that it has taken up to
+    /// there are forgotten, and what it was asked for does not come. Returns this replica's own, if it is one of them.
+    pub fn tainted(&mut self, replica: ReplicaId, executed: Index) -> Option<Viewstamp> {
+        let is_wrong = |taken_by, at: Viewstamp| taken_by == replica && at.index <= executed;
+        self.held.retain(|_, it| !is_wrong(it.taken_by, it.at));
+        let fetching = self.fetching.as_ref();
+        self.spoiled |= fetching.is_some_and(|it| is_wrong(it.taken_by, it.at));
         self.needs(replica);
+        let own = self.own.as_ref().map(|it| (it.taken_by, it.at));
+        let wrong = own.filter(|(taken_by, at)| is_wrong(*taken_by, *at))?;
+        self.disown();
+        Some(wrong.1)
     }
 
     /// The newest checkpoint of another replica that begins no earlier than the log.

@@ -194,13 +194,8 @@ impl Replica {
                 if *replica == self.config.me {
                     self.confesses = self.confesses.filter(|it| it > executed);
                 }
-                self.checkpoints.tainted(*replica, *executed);
-                let is_wrong =
-                    |own: &&crate::Own| own.taken_by == *replica && own.at.index <= *executed;
-                if let Some(own) = self.own().filter(is_wrong) {
-                    out.push(Action::Discard(own.at));
-                    self.checkpoints.disown();
-                }
+                let wrong = self.checkpoints.tainted(*replica, *executed);
+                out.extend(wrong.map(Action::Discard));
             }
             _ => {}
         }

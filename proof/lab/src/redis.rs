@@ -60,10 +60,7 @@ impl Connection {
 
     /// `SET`; returns when the write is acknowledged.
     pub fn set(&mut self, key: &str, value: &str) -> io::Result<()> {
-        match self.command(&[b"SET", key.as_bytes(), value.as_bytes()])? {
-            Answer::Simple(word) if word == "OK" => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        ok(&self.command(&[b"SET", key.as_bytes(), value.as_bytes()])?)
     }
 
     /// `GET`: the value, or none.
@@ -81,10 +78,7 @@ impl Connection {
             b"PX",
             ms.as_bytes(),
         ];
-        match self.command(&words)? {
-            Answer::Simple(word) if word == "OK" => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        ok(&self.command(&words)?)
     }
 
     /// `BLPOP`: waits for an element of a list that gets none.
@@ -130,6 +124,14 @@ impl Connection {
         };
         let (s, us) = time.ok_or_else(|| unexpected(&answer))?;
         Ok(Duration::from_secs(s) + Duration::from_micros(us))
+    }
+}
+
+/// The command was executed.
+fn ok(answer: &Answer) -> io::Result<()> {
+    match answer {
+        Answer::Simple(word) if word == "OK" => Ok(()),
+        other => Err(unexpected(other)),
     }
 }
 
