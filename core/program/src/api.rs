@@ -1,6 +1,6 @@
 //! The interface of the brain: events go in, actions come out.
 
-use crate::{Canary, Client, ConnectionId, Held};
+use crate::{Canary, Client, ConnectionId, Held, Sessions, State};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 /// Where the input of clients enters a leader's program.
@@ -30,7 +30,7 @@ pub struct Config {
     /// Whether checkpoints can be taken. Without them the log is never trimmed.
     pub checkpoints: bool,
     /// A checkpoint is due when the log holds this many bytes behind the last one, and no client is
-    /// connected.
+    /// connected or connections go on.
     pub checkpoint_bytes: u64,
     /// The same although clients are connected; they are cut off.
     pub checkpoint_bytes_max: u64,
@@ -43,6 +43,10 @@ pub struct Config {
     pub checkpoint_within: Micros,
     /// Where the input of clients enters a leader's program.
     pub entrance: Entrance,
+    /// How clients' connections outlive a checkpoint.
+    pub sessions: Sessions,
+    /// The program is ended for a checkpoint, and started again.
+    pub restarts: bool,
     /// A known bug that is put back, to test the tests.
     #[doc(hidden)]
     pub canary: Canary,
@@ -91,8 +95,8 @@ pub enum Event<'a> {
     Quiet,
     /// The leader's program leaves its clients unread.
     StandsStill,
-    /// The program runs, as [`Action::Start`] has asked.
-    Started,
+    /// The program runs, as [`Action::Start`] has asked, with the state of its checkpoint.
+    Started(State),
     /// The program cannot be started from that checkpoint.
     StartFailed(String),
     /// The program has ended.
@@ -149,8 +153,8 @@ pub enum Action {
     Start(Option<Viewstamp>),
     /// Kill the program.
     Stop,
-    /// Take a checkpoint of the program, whose inputs are held meanwhile.
-    TakeCheckpoint(Viewstamp),
+    /// Take a checkpoint of the program, whose inputs are held meanwhile, with this state.
+    TakeCheckpoint(Viewstamp, State),
     /// Get this checkpoint, one at a time.
     Fetch(Held),
     /// Remove this replica's checkpoint.
@@ -178,6 +182,8 @@ pub enum Note {
     Excerpts(Excerpts),
     /// A checkpoint failed.
     CheckpointFailed(String),
+    /// None was taken, since requests were not answered in time.
+    Unanswered,
     /// No checkpoint that this replica could start from is to be had.
     NoCheckpoint,
 }

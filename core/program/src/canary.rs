@@ -29,6 +29,9 @@ pub enum Canary {
     /// A leader proposes the cut of a checkpoint while its program still reads its clients.
     #[cfg(feature = "canary")]
     CutUnquiet,
+    /// A checkpoint is taken while a request is not answered, and its connection goes on.
+    #[cfg(feature = "canary")]
+    TakeUnanswered,
     /// A leader trims the log behind a checkpoint that no other replica holds yet.
     #[cfg(feature = "canary")]
     TrimEarly,

@@ -19,6 +19,9 @@ const FETCH_AGAIN: Micros = Micros::from_ms(5000);
 /// After so many failures in a row, checkpoints are asked for once a minute.
 const PAUSE_DOUBLES_MAX: u32 = 7;
 
+/// After so many failures in a row clients are cut off for a checkpoint.
+const KEEPS_MAX: u32 = 2;
+
 /// The pause after so many attempts in vain.
 pub(crate) fn pause_after(failures: u32) -> Micros {
     Micros(REPEAT.0 << failures.min(PAUSE_DOUBLES_MAX))
@@ -225,6 +228,12 @@ impl Checkpoints {
             self.failures += 1;
             self.needed = true;
         }
+    }
+
+    /// Whether the next one may leave clients connected. If the last ones did not come, some request is not answered,
+    /// such as one that waits for another client's.
+    pub fn may_keep(&self) -> bool {
+        self.failures < KEEPS_MAX
     }
 
     /// How long the next one waits at least behind the last.

@@ -81,10 +81,9 @@ impl Replica {
         out: &mut Vec<Action>,
     ) -> bool {
         match entry {
-            Some(Entry::Accept(_)) => {
-                self.feed.open.insert(ConnectionId(at));
-            }
-            Some(Entry::Bytes(..) | Entry::End(_) | Entry::Clock(_)) => {}
+            Some(Entry::Accept(client)) => self.feed.opens(ConnectionId(at), *client),
+            Some(Entry::Clock(time)) => self.feed.time = *time,
+            Some(Entry::Bytes(..) | Entry::End(_)) => {}
             Some(Entry::Close(connection)) => {
                 self.feed.open.remove(connection);
                 self.check.closed(*connection);
@@ -107,7 +106,7 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Canary, Client, Config, Event, LogState, Note};
+    use crate::{Canary, Client, Config, Event, LogState, Note, Sessions, State};
     use plover_types::{Index, ReplicaId, ReplicaSet, View};
 
     const NOW: Micros = Micros(1);
@@ -133,6 +132,8 @@ mod tests {
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
             entrance,
+            sessions: Sessions::Reconnect,
+            restarts: false,
             canary: Canary::None,
         };
         let (mut replica, mut out) = (Replica::new(config, None), Vec::new());
@@ -147,7 +148,7 @@ mod tests {
         let cut = Entry::Cut(None).encode();
         let mut apply = |event| replica.apply(NOW, event, &mut out);
         apply(Event::Log(log(leads, 0, at(16, 0))));
-        apply(Event::Started);
+        apply(Event::Started(State::default()));
         apply(Event::Log(log(leads, 2, at(16, 2))));
         apply(Event::Entry(at(16, 1), Some(&cut)));
         apply(Event::Proposed(at(16, 2)));
@@ -170,7 +171,7 @@ mod tests {
         for entrance in [Entrance::HoldsOutput, Entrance::HoldsInput] {
             let (mut replica, mut out) = deposed(entrance);
             assert!(!replica.may_lead(), "{entrance:?}");
-            let bytes = Entry::Bytes(ConnectionId(at(16, 2)), b"x").encode();
+            let bytes = Entry::Bytes(ConnectionId(at(16, 2)), 0, b"x").encode();
             replica.apply(NOW, Event::Entry(at(16, 3), Some(&bytes)), &mut out);
             assert!(replica.may_lead(), "{entrance:?}");
             assert_eq!(out.last(), Some(&Action::Release(at(16, 3))));

@@ -31,9 +31,11 @@ pub struct Client {
 pub enum Entry<'a> {
     /// A client has connected.
     Accept(Client),
-    /// A client has sent these bytes.
+    /// A client has sent these bytes. The number says how many the leader's program had sent on this connection
+    /// before: what a program sends behind them answers them.
     Bytes(
         ConnectionId,
+        u64,
         #[serde(borrow, with = "serde_bytes")] &'a [u8],
     ),
     /// A client sends nothing more, and still reads.
@@ -58,6 +60,8 @@ pub enum Entry<'a> {
     Tainted(ReplicaId, Index),
     /// The program's time goes on to this, µs since 1970.
     Clock(u64),
+    /// This replica takes a checkpoint here, and connections go on ([`Sessions`](crate::Sessions)).
+    Checkpoint(ReplicaId),
 }
 
 /// The hash of one piece of what a program has sent on one connection. It stands alone: it covers the bytes of
@@ -93,7 +97,7 @@ pub struct Excerpt {
 pub struct Held {
     /// The replica that has it.
     pub replica: ReplicaId,
-    /// The [`Entry::Cut`] that it reflects.
+    /// The [`Entry::Cut`] or [`Entry::Checkpoint`] that it reflects.
     pub at: Viewstamp,
     /// The replica whose program it is the state of.
     pub taken_by: ReplicaId,
@@ -124,6 +128,7 @@ impl<'a> Entry<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Session, State};
     use plover_types::View;
     use plover_types::forms::{assert_every_kind, assert_form};
 
@@ -159,7 +164,7 @@ mod tests {
                 ip: [11, 12, 13, 14],
                 port: 1015,
             }),
-            Entry::Bytes(connection, b"bytes"),
+            Entry::Bytes(connection, 1016, b"bytes"),
             Entry::End(connection),
             Entry::Close(connection),
             Entry::Cut(Some(replica)),
@@ -169,14 +174,30 @@ mod tests {
             Entry::Needs(replica),
             Entry::Tainted(replica, Index(1010)),
             Entry::Clock(1011),
+            Entry::Checkpoint(replica),
         ];
         assert_every_kind(&entries);
-        let bytes: Vec<_> = entries.iter().map(Entry::encode).collect();
+        let mut bytes: Vec<_> = entries.iter().map(Entry::encode).collect();
         for (entry, bytes) in entries.iter().zip(&bytes) {
             assert_eq!(Entry::decode(bytes).as_ref(), Some(entry));
             let longer = [&bytes[..], b"x"].concat();
             assert_eq!(Entry::decode(&longer), None);
         }
+        let session = Session {
+            connection,
+            client: Client::default(),
+            login: vec![17],
+            greeting: Some(1018),
+            login_end: Some(1019),
+            after: 1020,
+            sent: 1021,
+        };
+        let state = State {
+            time: 1022,
+            sessions: vec![session],
+        };
+        bytes.push(state.encode());
+        assert_eq!(State::decode(&state.encode()), Some(state));
         assert_form("programs", &bytes);
     }
 }

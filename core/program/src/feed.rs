@@ -5,9 +5,10 @@
 //! them in different orders. So at most one connection holds unread input at any time. Entries of one
 //! connection follow each other without waiting, since TCP keeps their order.
 
-use crate::ConnectionId;
+use crate::session::Open;
+use crate::{Client, ConnectionId, Session, State};
 use plover_types::{Index, Micros, Viewstamp};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Unread bytes of one connection after which the next entry waits, too.
 const UNREAD_BYTES_MAX: usize = 256 << 10;
@@ -17,7 +18,7 @@ pub(crate) struct Feed {
     /// The entry that is taken next.
     pub next: Index,
     /// The connections that are open at the program.
-    pub open: BTreeSet<ConnectionId>,
+    pub open: BTreeMap<ConnectionId, Open>,
     /// The connections with input that the program has not read.
     unread: BTreeSet<ConnectionId>,
     unread_bytes: usize,
@@ -30,6 +31,10 @@ pub(crate) struct Feed {
     pub held: Option<(Viewstamp, Vec<u8>)>,
     /// All input is held here until the checkpoint is taken.
     pub checkpoint: Option<Viewstamp>,
+    /// Until when the program must have answered all that it has read, or none is taken.
+    pub answers_until: Micros,
+    /// The program's time, µs since 1970.
+    pub time: u64,
     /// Bytes of entries since the last cut for a checkpoint.
     pub bytes: u64,
 }
@@ -38,15 +43,22 @@ impl Feed {
     pub fn new(next: Index) -> Self {
         Self {
             next,
-            open: BTreeSet::new(),
+            open: BTreeMap::new(),
             unread: BTreeSet::new(),
             unread_bytes: 0,
             waits_since: Micros::NEVER,
             ahead: None,
             held: None,
             checkpoint: None,
+            answers_until: Micros::NEVER,
+            time: 0,
             bytes: 0,
         }
+    }
+
+    /// A client has connected.
+    pub fn opens(&mut self, connection: ConnectionId, client: Client) {
+        self.open.insert(connection, Open::new(connection, client));
     }
 
     /// Whether another entry can be taken.
@@ -84,6 +96,16 @@ impl Feed {
             self.unread_bytes = 0;
             self.waits_since = Micros::NEVER;
         }
+    }
+
+    /// What a checkpoint keeps besides the program's files; `None` while a request is not answered.
+    pub fn state(&self) -> Option<State> {
+        let left = || self.open.values().filter(|it| !it.finished);
+        let sessions: Vec<Session> = left().map(|it| it.session.clone()).collect();
+        let time = self.time;
+        left()
+            .all(Open::is_between_requests)
+            .then_some(State { time, sessions })
     }
 
     /// When the program is taken to stand still, unless it reads before.

@@ -5,8 +5,12 @@ use crate::canary::canary;
 use crate::direct::Fate;
 use crate::phase::Quiet;
 use crate::replica::{Replica, propose};
-use crate::{ConnectionId, Entry, Held, Phase};
+use crate::session::Open;
+use crate::{ConnectionId, Entry, Held, Phase, Session, State};
 use plover_types::{Index, Micros, ReplicaId, Viewstamp};
+
+/// How long a checkpoint that keeps connections waits until all requests are answered. The replica falls behind meanwhile.
+const ANSWERED_WITHIN: Micros = Micros::from_ms(500);
 
 impl Replica {
     /// Takes the entry that the replica wanted.
@@ -68,11 +72,58 @@ impl Replica {
             }
         }
         if let Some(at) = self.feed.checkpoint.filter(|_| self.feed.is_read()) {
-            // The program has noticed that all its connections are closed.
+            // The program has noticed that all its connections are closed, or has nothing to do on them.
             if !self.taking {
-                self.taking = true;
-                out.push(Action::TakeCheckpoint(at));
+                self.take_checkpoint(now, at, out);
             }
+        }
+    }
+
+    fn take_checkpoint(&mut self, now: Micros, at: Viewstamp, out: &mut Vec<Action>) {
+        let mut state = self.feed.state();
+        if canary!(self.config, TakeUnanswered) {
+            let sessions = self.feed.open.values().map(|it| it.session.clone());
+            let (time, sessions) = (self.feed.time, sessions.collect());
+            state = Some(State { time, sessions });
+        }
+        match state {
+            Some(state) => {
+                self.taking = true;
+                out.push(Action::TakeCheckpoint(at, state));
+            }
+            None if now >= self.feed.answers_until => {
+                self.feed.checkpoint = None;
+                self.refuse(now);
+                out.push(Action::Note(Note::Unanswered));
+            }
+            None => {}
+        }
+    }
+
+    /// Whether the program is late with answers that a checkpoint waits for.
+    pub(crate) fn answers_late(&self) -> Micros {
+        match self.feed.checkpoint {
+            Some(_) if !self.taking => self.feed.answers_until,
+            _ => Micros::NEVER,
+        }
+    }
+
+    /// Opens connections to a program that was restored, and tells it their logins.
+    pub(crate) fn open_again(
+        &mut self,
+        now: Micros,
+        sessions: Vec<Session>,
+        out: &mut Vec<Action>,
+    ) {
+        for session in sessions {
+            let (connection, login) = (session.connection, session.login.clone());
+            out.push(Action::Connect(connection, session.client));
+            self.feed.gives(now, connection, login.len());
+            if !login.is_empty() {
+                out.push(Action::Feed(connection, login));
+            }
+            let open = Open::again(session, self.config.sessions);
+            self.feed.open.insert(connection, open);
         }
     }
 
@@ -80,10 +131,12 @@ impl Replica {
     fn may_give(&self, entry: &Entry<'_>) -> bool {
         match entry {
             _ if canary!(self.config, FeedTogether) => true,
-            Entry::Bytes(connection, _) | Entry::End(connection) | Entry::Close(connection) => {
-                !self.feed.open.contains(connection) || self.feed.admits(*connection)
+            Entry::Bytes(connection, ..) | Entry::End(connection) | Entry::Close(connection) => {
+                !self.feed.open.contains_key(connection) || self.feed.admits(*connection)
             }
-            Entry::Accept(_) | Entry::Cut(_) | Entry::Clock(_) => self.feed.is_read(),
+            Entry::Accept(_) | Entry::Cut(_) | Entry::Clock(_) | Entry::Checkpoint(_) => {
+                self.feed.is_read()
+            }
             _ => true,
         }
     }
@@ -93,31 +146,40 @@ impl Replica {
         match entry {
             Entry::Accept(client) => {
                 let connection = ConnectionId(at);
-                self.feed.open.insert(connection);
+                self.feed.opens(connection, *client);
                 self.feed.gives(now, connection, 0);
                 out.push(Action::Connect(connection, *client));
             }
-            Entry::Bytes(connection, bytes) => {
-                if self.feed.open.contains(connection) {
+            Entry::Bytes(connection, after, bytes) => {
+                if let Some(open) = self.feed.open.get_mut(connection) {
+                    open.gives(*after, bytes, self.config.sessions);
                     self.feed.gives(now, *connection, bytes.len());
                     out.push(Action::Feed(*connection, bytes.to_vec()));
                 }
             }
             Entry::End(connection) => {
-                if self.feed.open.contains(connection) {
+                if let Some(open) = self.feed.open.get_mut(connection) {
+                    open.ended = true;
                     self.feed.gives(now, *connection, 0);
                     out.push(Action::EndInput(*connection));
                 }
             }
             Entry::Close(connection) => self.close(now, *connection, out),
-            Entry::Clock(time) => out.push(Action::Clock(*time)),
+            Entry::Clock(time) => {
+                self.feed.time = *time;
+                out.push(Action::Clock(*time));
+            }
             Entry::Cut(by) => self.cut(now, at, *by, out),
+            Entry::Checkpoint(by) => {
+                let follows = self.phase == Phase::Following;
+                self.asked(now, at, *by, follows, out);
+            }
             _ => self.agree(now, entry, out),
         }
     }
 
     fn close(&mut self, now: Micros, connection: ConnectionId, out: &mut Vec<Action>) {
-        if self.feed.open.remove(&connection) {
+        if self.feed.open.remove(&connection).is_some() {
             self.feed.gives(now, connection, 0);
             self.check.closed(connection);
             out.push(Action::Close(connection));
@@ -126,16 +188,15 @@ impl Replica {
 
     /// All connections end here, and perhaps a checkpoint is taken.
     fn cut(&mut self, now: Micros, at: Viewstamp, by: Option<ReplicaId>, out: &mut Vec<Action>) {
-        for connection in std::mem::take(&mut self.feed.open) {
-            self.feed.open.insert(connection);
+        let all: Vec<ConnectionId> = self.feed.open.keys().copied().collect();
+        for connection in all {
             self.close(now, connection, out);
         }
         if self.feed.is_read() {
             // A leader's program that left its clients unread has none any more.
             self.stalled = false;
         }
-        let me = self.config.me;
-        let mut is_mine = by == Some(me) && self.config.checkpoints;
+        let mut may_take = true;
         if let Phase::Leading {
             view,
             opened,
@@ -149,22 +210,38 @@ impl Replica {
                 self.repeat_at = now + self.checkpoints.pause();
             }
             // A leader takes none, since its clients would wait, unless it has chosen itself.
-            is_mine &= at.view == *view;
+            may_take = at.view == *view;
             if at.view == *view && opened.is_none() {
                 *opened = Some(at);
                 out.push(Action::Note(Note::Serves(*view)));
             }
         }
         if let Some(by) = by {
-            self.feed.bytes = 0;
-            let until = now + self.config.checkpoint_within;
-            self.checkpoints.asked(at, by, until);
+            self.asked(now, at, by, may_take, out);
         }
+    }
+
+    /// A checkpoint is asked of `by`: of this replica, perhaps, if it may take one now.
+    fn asked(
+        &mut self,
+        now: Micros,
+        at: Viewstamp,
+        by: ReplicaId,
+        may_take: bool,
+        out: &mut Vec<Action>,
+    ) {
+        self.feed.bytes = 0;
+        let until = now + self.config.checkpoint_within;
+        self.checkpoints.asked(at, by, until);
         let is_old = self.checkpoints.newest().is_some_and(|newest| newest >= at);
-        if is_mine && !is_old {
+        if by != self.config.me || is_old {
+            return;
+        }
+        if may_take && self.config.checkpoints {
             self.feed.checkpoint = Some(at);
+            self.feed.answers_until = now + ANSWERED_WITHIN;
             self.go_on(now, out);
-        } else if by == Some(me) && !is_old {
+        } else {
             self.refuse(now);
         }
     }

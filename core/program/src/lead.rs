@@ -6,7 +6,7 @@ use crate::canary::canary;
 use crate::checkpoints::REPEAT;
 use crate::phase::Quiet;
 use crate::replica::{Replica, propose};
-use crate::{Entrance, Entry, Phase};
+use crate::{Entrance, Entry, Phase, Sessions};
 use plover_types::{Micros, ReplicaId, View};
 
 /// Pauses between checkpoints are no longer than this while the log is full.
@@ -55,12 +55,28 @@ impl Replica {
             return;
         }
         let bytes = self.feed.bytes;
-        let is_quiet = self.feed.open.is_empty();
+        let others = self
+            .config
+            .members
+            .iter()
+            .filter(|id| *id != self.config.me);
+        let mut others = others.filter(|id| self.log.linked.contains(*id));
+        let keeps = self.config.sessions != Sessions::Reconnect
+            && *quiet == Quiet::Reads
+            && self.checkpoints.may_keep()
+            && others.next().is_some();
+        let is_cheap = keeps || self.feed.open.is_empty();
         let is_due = self.checkpoints.needed
             || *quiet != Quiet::Reads
-            || (is_quiet && bytes >= self.config.checkpoint_bytes)
+            || (is_cheap && bytes >= self.config.checkpoint_bytes)
             || bytes >= self.config.checkpoint_bytes_max;
         if is_due && now >= self.repeat_at {
+            if keeps {
+                self.repeat_at = now + self.checkpoints.pause();
+                let by = self.next_taker(false);
+                out.push(propose(&Entry::Checkpoint(by)));
+                return;
+            }
             // Input that the program reads behind the cut would be of connections that are over.
             let is_fed = self.config.entrance == Entrance::Fed || canary!(self.config, CutUnquiet);
             if !is_fed && !matches!(quiet, Quiet::Done(_)) {
@@ -80,14 +96,14 @@ impl Replica {
                 REPEAT
             };
             self.repeat_at = now + pause;
-            let by = self.next_taker();
+            let by = self.next_taker(self.checkpoints.needed);
             out.push(propose(&Entry::Cut(Some(by))));
         }
     }
 
     /// The replica that takes the next checkpoint: the followers take turns. A leader without followers takes it
-    /// itself, and so it does in its turn while a replica lacks one: perhaps no follower has a program that runs.
-    fn next_taker(&mut self) -> ReplicaId {
+    /// itself. In its turn it does with `or_me`, while a replica lacks one: perhaps no follower has a program that runs.
+    fn next_taker(&mut self, or_me: bool) -> ReplicaId {
         let me = self.config.me;
         let members = self.config.members.iter().filter(|id| *id != me);
         let mut linked: Vec<_> = members.filter(|id| self.log.linked.contains(*id)).collect();
@@ -96,8 +112,7 @@ impl Replica {
             linked.retain(|id| !late.contains(*id));
         }
         self.checkpoints.attempts += 1;
-        let leader = usize::from(self.checkpoints.needed);
-        let place = self.checkpoints.attempts % (linked.len() + leader).max(1);
+        let place = self.checkpoints.attempts % (linked.len() + usize::from(or_me)).max(1);
         linked.get(place).copied().unwrap_or(me)
     }
 
@@ -117,7 +132,7 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Canary, Config, Entrance, Event, Held, LogState};
+    use crate::{Canary, Config, Entrance, Event, Held, LogState, State};
     use plover_types::{Index, ReplicaSet, Viewstamp};
 
     fn config() -> Config {
@@ -133,6 +148,8 @@ mod tests {
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
             entrance: Entrance::Fed,
+            sessions: Sessions::Reconnect,
+            restarts: false,
             canary: Canary::None,
         }
     }
@@ -145,7 +162,7 @@ mod tests {
         let mut replica = Replica::new(config, None);
         replica.log.linked = ReplicaSet::of(others);
         replica.checkpoints.needs(others[0]);
-        let takers: Vec<ReplicaId> = (0..3).map(|_| replica.next_taker()).collect();
+        let takers: Vec<ReplicaId> = (0..3).map(|_| replica.next_taker(true)).collect();
         assert!(takers.contains(&me), "{takers:?}");
         assert!(others.iter().all(|it| takers.contains(it)), "{takers:?}");
     }
@@ -170,7 +187,7 @@ mod tests {
             ..LogState::default()
         };
         replica.apply(now, Event::Log(log(None, at(old, 0))), &mut out);
-        replica.apply(now, Event::Started, &mut out);
+        replica.apply(now, Event::Started(State::default()), &mut out);
         let asks = Entry::Cut(Some(me)).encode();
         replica.apply(now, Event::Log(log(Some(new), at(old, 1))), &mut out);
         replica.apply(now, Event::Entry(at(old, 1), Some(&asks)), &mut out);
@@ -205,7 +222,7 @@ mod tests {
             ..LogState::default()
         };
         replica.apply(now, Event::Log(log(None)), &mut out);
-        replica.apply(now, Event::Started, &mut out);
+        replica.apply(now, Event::Started(State::default()), &mut out);
         replica.apply(now, Event::Log(log(None)), &mut out);
         for index in 1..=5 {
             let held = Held {

@@ -17,7 +17,7 @@
 //! simulator (`proof/programs`) on simulated ones.
 //!
 //! ```
-//! use plover_program::{Action, Canary, Client, Config, Entrance, Entry, Event, LogState, Replica};
+//! use plover_program::{Action, Canary, Client, Config, Entrance, Entry, Event, LogState, Replica, Sessions, State};
 //! use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 //!
 //! let config = Config {
@@ -32,6 +32,8 @@
 //!     stall: Micros::from_ms(5000),
 //!     checkpoint_within: Micros::from_ms(60_000),
 //!     entrance: Entrance::Fed,
+//!     sessions: Sessions::Reconnect,
+//!     restarts: false,
 //!     canary: Canary::None,
 //! };
 //! let (now, mut out) = (Micros(1), Vec::new());
@@ -41,7 +43,7 @@
 //! let log = |commit| LogState { leads: Some(view), commit: Index(commit), last: at(commit), ..LogState::default() };
 //! replica.apply(now, Event::Log(log(0)), &mut out);
 //! assert_eq!(out.pop(), Some(Action::Start(None)));
-//! replica.apply(now, Event::Started, &mut out);
+//! replica.apply(now, Event::Started(State::default()), &mut out);
 //!
 //! // It leads, cuts off clients of earlier leaders, and then accepts its own.
 //! replica.apply(now, Event::Log(log(0)), &mut out);
@@ -95,6 +97,7 @@ mod inputs;
 mod lead;
 mod phase;
 mod replica;
+pub(crate) mod session;
 mod start;
 
 pub use api::{Action, Config, Difference, Entrance, Event, Excerpts, LogState, Note, Own, Taint};
@@ -102,3 +105,4 @@ pub use canary::Canary;
 pub use entry::{Claim, Client, ConnectionId, Entry, Excerpt, Held};
 pub use phase::Phase;
 pub use replica::{Replica, Status};
+pub use session::{Session, Sessions, State};

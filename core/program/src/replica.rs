@@ -108,11 +108,16 @@ impl Replica {
                 self.stalled = false;
                 self.go_on(now, out);
             }
+            // A program that is being ended for a checkpoint answers nobody.
+            Event::Output(..) | Event::OutputEnded(_) if self.taking && self.config.restarts => {}
             Event::Output(connection, bytes) => self.on_output(now, connection, bytes, out),
             Event::OutputEnded(connection) => {
-                if self.feed.open.contains(&connection) {
+                if let Some(open) = self.feed.open.get_mut(&connection) {
+                    open.finished = true;
                     let mut verdicts = Vec::new();
-                    self.check.ended(now, connection, &mut verdicts);
+                    if !open.inherited {
+                        self.check.ended(now, connection, &mut verdicts);
+                    }
                     self.judge(now, verdicts, out);
                     if self.replies() {
                         out.push(Action::Finish(connection));
@@ -127,7 +132,7 @@ impl Replica {
             Event::Unproposed => self.on_unproposed(now, out),
             Event::Quiet => self.on_quiet(),
             Event::StandsStill => self.stalled = true,
-            Event::Started => self.on_started(now, out),
+            Event::Started(state) => self.on_started(now, state, out),
             Event::StartFailed(why) => self.taint(now, Taint::NotStarted(why), out),
             Event::Died(why) => self.taint(now, Taint::Died(why), out),
             Event::CheckpointTaken(result) => self.on_taken(now, result, out),
@@ -157,6 +162,9 @@ impl Replica {
         }
         if now >= self.feed.stalls_at(self.config.stall) {
             self.stalled = true;
+        }
+        if now >= self.answers_late() {
+            self.go_on(now, out);
         }
         self.checkpoints.look(now, self.log.linked);
         self.keep_up(out);
@@ -208,15 +216,25 @@ impl Replica {
         bytes: &[u8],
         out: &mut Vec<Action>,
     ) {
-        if !self.phase.executes() || !self.feed.open.contains(&connection) {
+        let Some(open) = self.feed.open.get_mut(&connection) else {
+            return;
+        };
+        if !self.phase.executes() {
             return;
         }
+        open.session.sent += bytes.len() as u64;
+        let is_compared = !open.inherited;
         if self.replies() {
             out.push(Action::Reply(connection, bytes.to_vec()));
         }
         let mut verdicts = Vec::new();
-        self.check.sent(now, connection, bytes, &mut verdicts);
+        if is_compared {
+            self.check.sent(now, connection, bytes, &mut verdicts);
+        }
         self.judge(now, verdicts, out);
+        if self.feed.checkpoint.is_some() {
+            self.go_on(now, out);
+        }
     }
 
     /// Draws the consequences of comparisons.
@@ -370,6 +388,7 @@ impl Replica {
             .min(repeat)
             .min(say)
             .min(claims)
+            .min(self.answers_late())
             .min(self.checkpoints.deadline())
     }
 

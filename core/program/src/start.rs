@@ -6,7 +6,7 @@ use crate::check::Check;
 use crate::checkpoints::REPEAT;
 use crate::feed::Feed;
 use crate::replica::Replica;
-use crate::{ConnectionId, Phase};
+use crate::{ConnectionId, Phase, State};
 use plover_types::{Index, Micros, Viewstamp};
 
 /// How long a program that has failed waits before it starts again: the first time, and at most.
@@ -145,7 +145,7 @@ impl Replica {
         out.push(Action::Start(from));
     }
 
-    pub(crate) fn on_started(&mut self, now: Micros, out: &mut Vec<Action>) {
+    pub(crate) fn on_started(&mut self, now: Micros, state: State, out: &mut Vec<Action>) {
         let Phase::Restoring { from } = self.phase else {
             return;
         };
@@ -154,10 +154,12 @@ impl Replica {
             next = next.next();
         }
         self.feed = Feed::new(next);
+        self.feed.time = state.time;
         self.check = Check::new(self.config.me, self.config.members, self.config.check);
         self.runs_since = now;
         self.phase.enter(Phase::Following);
         out.push(Action::Note(Note::Runs(Index(next.0 - 1))));
+        self.open_again(now, state.sessions, out);
     }
 
     /// A checkpoint was taken, or not.
@@ -176,6 +178,11 @@ impl Replica {
             Ok(own) => {
                 assert_eq!(own.at, at, "another checkpoint was asked for");
                 self.checkpoints.owns(own);
+                if self.config.restarts {
+                    let open = std::mem::take(&mut self.feed.open).into_values();
+                    let left = open.filter(|it| !it.finished).map(|it| it.session);
+                    self.open_again(now, left.collect(), out);
+                }
             }
             Err(why) => {
                 // The leader asks another replica.
@@ -218,6 +225,6 @@ impl Replica {
 
     /// The connections that are open at the program.
     pub fn connections(&self) -> impl Iterator<Item = ConnectionId> {
-        self.feed.open.iter().copied()
+        self.feed.open.keys().copied()
     }
 }

@@ -38,7 +38,7 @@ pub const FORMS: [(&str, u64); 20] = [
     ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),
-    ("programs", 0xe51f_7636_b44b_82da),
+    ("programs", 0xc296_5e78_41be_df9e),
     ("members", 0x10cd_561d_5dde_3755),
     ("stored log", 0x6e13_4964_59e3_1ac3),
 ];

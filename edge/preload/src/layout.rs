@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The first word of the memory.
 pub const SHARED_MAGIC: u32 = 0x504c_5652;
 /// The version of its layout.
-pub const SHARED_VERSION: u32 = 2;
+pub const SHARED_VERSION: u32 = 3;
 /// Connections at a time.
 pub const SLOTS: usize = 4096;
 /// The bits of a slot's number in `by_port`.
@@ -50,7 +50,9 @@ pub struct Slot {
     pub generation: AtomicU32,
     /// The time at which a replayed one is accepted, µs since 1970.
     pub time_us: AtomicU64,
-    unused: [u32; 4],
+    /// Bytes that the program has sent, or is sending.
+    pub sent: AtomicU64,
+    unused: [u32; 2],
 }
 
 /// The head of the shared memory.
@@ -158,15 +160,19 @@ pub struct Record {
     pub epoch: u32,
     /// The number of the last input.
     pub number: u64,
+    /// Bytes that the program has sent on the connection.
+    pub sent: u64,
 }
 
 impl Record {
     /// The bytes of a head.
-    pub const BYTES: usize = 24;
+    pub const BYTES: usize = 32;
 
     /// The record of these bytes, unless they are none.
     pub fn decode(head: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().expect("four bytes"));
+        let long =
+            |at: usize| u64::from_ne_bytes(head[at..at + 8].try_into().expect("eight bytes"));
         let half = |at: usize| u16::from_ne_bytes(head[at..at + 2].try_into().expect("two bytes"));
         let kind = match half(4) {
             1 => Kind::Accept,
@@ -193,7 +199,8 @@ impl Record {
             flag: half(6) != 0,
             slot,
             epoch: word(12),
-            number: u64::from_ne_bytes(head[16..24].try_into().expect("eight bytes")),
+            number: long(16),
+            sent: long(24),
         })
     }
 
@@ -219,7 +226,7 @@ mod tests {
         let record = Record::decode(&head(10, 2, 1)).unwrap();
         assert_eq!(
             (record.kind, record.slot, record.whole()),
-            (Kind::Bytes, 0, 40)
+            (Kind::Bytes, 0, 48)
         );
         for (bytes, kind, slot) in [
             (10, 2, 0),

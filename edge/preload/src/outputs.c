@@ -43,8 +43,14 @@ ssize_t put(int fd, const struct msghdr *message, int flags)
         errno = EPIPE;
         return -1;
     }
+    size_t all = 0;
+    for (size_t i = 0; i < message->msg_iovlen; i++)
+        all += message->msg_iov[i].iov_len;
+    /* Counted first: the client's next input may be read before this thread goes on. */
+    atomic_fetch_add(&slot->sent, all);
     ssize_t sent = REAL(sendmsg)(fd, message, flags);
     int error = errno;
+    atomic_fetch_sub(&slot->sent, sent > 0 ? all - (size_t)sent : all);
     if (sent < 0 && error != EAGAIN && error != EINTR)
         atomic_store(&slot->broken, 1);
     if (sent > 0 && shared->copies_output)

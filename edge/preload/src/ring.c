@@ -118,7 +118,8 @@ uint64_t fill(uint16_t kind, uint32_t slot, uint16_t flag, const struct iovec *p
                             .flag = flag,
                             .slot = slot,
                             .epoch = atomic_load(slot ? &slot_at(slot)->epoch : &shared->epoch),
-                            .number = number};
+                            .number = number,
+                            .sent = slot ? atomic_load(&slot_at(slot)->sent) : 0};
     uint64_t at = copy_in(head, &record, sizeof record);
     for (size_t left = bytes; left; parts++) {
         size_t part = parts->iov_len < left ? parts->iov_len : left;

@@ -11,7 +11,7 @@
 
 enum {
     SHARED_MAGIC = 0x504c5652,
-    SHARED_VERSION = 2,
+    SHARED_VERSION = 3,
     PORTS = 65536,
     SLOTS = 4096,
     RING_AT = 1 << 20,
@@ -51,7 +51,8 @@ struct slot {
     _Atomic uint32_t broken;
     _Atomic uint32_t generation; /* by plover: which use of the slot this is */
     _Atomic uint64_t time_us;     /* by plover: the time at which a replayed one is accepted */
-    uint32_t unused[4];
+    _Atomic uint64_t sent;        /* bytes that the program has sent, or is sending */
+    uint32_t unused[2];
 };
 
 struct shared {
@@ -97,10 +98,11 @@ struct record {
     uint32_t slot;
     uint32_t epoch;
     uint64_t number; /* inputs so far */
+    uint64_t sent;   /* the slot's */
 };
 
 _Static_assert(sizeof(struct slot) == 64, "as in layout.rs");
 _Static_assert(sizeof(struct shared) == 384 + 4 * PORTS + 64 * SLOTS, "as in layout.rs");
 _Static_assert(sizeof(struct shared) <= RING_AT, "the ring is behind it");
-_Static_assert(sizeof(struct record) == 24, "as in layout.rs");
+_Static_assert(sizeof(struct record) == 32, "as in layout.rs");
 #endif

@@ -19,7 +19,7 @@ use crate::jobs::Jobs;
 use crate::program::Program;
 use crate::sockets::{FromProgram, Sockets};
 use plover_log::{LogOnly, Server};
-use plover_program::{Action, Client, ConnectionId, Entry, Event, LogState, Own, Replica};
+use plover_program::{Action, Client, ConnectionId, Entry, Event, LogState, Own, Replica, State};
 use plover_types::{Index, Micros, Viewstamp};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -99,6 +99,8 @@ struct Body {
     sockets: Sockets,
     program: Option<Program>,
     starting: Option<Starting>,
+    /// The state of the checkpoint that the program is started from.
+    restored: State,
     /// Counts starts of the program.
     starts: u64,
     /// A checkpoint is being archived; whether it is still wanted.
@@ -362,11 +364,12 @@ impl Body {
                     *wanted = false;
                 }
             }
-            Action::TakeCheckpoint(at) => {
+            Action::TakeCheckpoint(at, state) => {
                 self.archiving = Some(true);
+                self.restored.time = state.time;
                 let ends = self.config.program.snapshot_by_stop;
                 let program = if ends { self.program.take() } else { None };
-                self.jobs.archive(at, program);
+                self.jobs.archive(at, state, program);
             }
             Action::Fetch(held) => self.jobs.fetch(held),
             Action::Discard(at) => {

@@ -30,6 +30,8 @@ struct Client {
     ended: bool,
     end_proposed: bool,
     out: Vec<u8>,
+    /// Bytes that the program has sent it.
+    sent: u64,
     /// The program has ended the connection.
     finishes: bool,
 }
@@ -153,6 +155,7 @@ impl Clients {
                 ended: false,
                 end_proposed: false,
                 out: Vec::new(),
+                sent: 0,
                 finishes: false,
             };
             let data = EventData::new_u64(token);
@@ -202,6 +205,7 @@ impl Clients {
         };
         if let Some(client) = self.all.get_mut(&token) {
             client.out.extend_from_slice(bytes);
+            client.sent += bytes.len() as u64;
             client.write();
             let lives = client.out.len() <= UNSENT_BYTES_MAX;
             self.settle(token, lives);
@@ -301,7 +305,7 @@ impl Client {
     fn propose(&mut self, bytes_max: usize, propose: Propose<'_>) -> bool {
         while !self.unproposed.is_empty() {
             let count = self.unproposed.len().min(bytes_max);
-            match propose(&Entry::Bytes(self.id, &self.unproposed[..count])) {
+            match propose(&Entry::Bytes(self.id, self.sent, &self.unproposed[..count])) {
                 Ok(_) => drop(self.unproposed.drain(..count)),
                 Err(Error::Full) => return true,
                 Err(_) => return false,

@@ -79,6 +79,11 @@ pub struct ProgramConfig {
     /// started.
     #[serde(default)]
     pub restore_cmd: Option<String>,
+    /// How clients' connections outlive a checkpoint. `"reconnect"`: not at all. `"stateless"`: the program remembers nothing
+    /// of a connection between two requests. `"login"`: it remembers what a connection has sent before the first answer.
+    /// With the last two, clients must wait for the answer to each request before they send the next one.
+    #[serde(default)]
+    pub sessions: Sessions,
     /// A checkpoint or a command of it that takes longer than this, in s, has failed.
     #[serde(default = "default_snapshot_s")]
     pub snapshot_s: u64,
@@ -115,6 +120,29 @@ pub enum Clock {
     Host,
     /// That of its last input, which the log says.
     Log,
+}
+
+/// How clients' connections outlive a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sessions {
+    /// They are closed (the default).
+    #[default]
+    Reconnect,
+    /// They go on; a restored program gets connections that it knows nothing of.
+    Stateless,
+    /// The same, and what each has sent before its first answer is said again.
+    Login,
+}
+
+impl From<Sessions> for plover_program::Sessions {
+    fn from(sessions: Sessions) -> Self {
+        match sessions {
+            Sessions::Reconnect => Self::Reconnect,
+            Sessions::Stateless => Self::Stateless,
+            Sessions::Login => Self::Login,
+        }
+    }
 }
 
 /// The output check.
@@ -240,6 +268,13 @@ impl RunConfig {
             return Err(
                 "program.clock = \"log\" needs program.via = \"preload\", and no program.wait = \"read\": the \
                  program sees the time of its input before the commit"
+                    .into(),
+            );
+        }
+        if program.sessions != Sessions::Reconnect && program.check.0.is_none() {
+            return Err(
+                "program.sessions needs program.check: it counts what the program answers, which must be the same on all \
+                 replicas"
                     .into(),
             );
         }

@@ -120,10 +120,10 @@ impl Direct {
         })
     }
 
-    /// The memory of a program that is started now, and what it is given.
-    pub fn launch(&mut self) -> io::Result<Launch> {
+    /// The memory of a program that is started now at its time, µs since 1970, and what it is given.
+    pub fn launch(&mut self, time_us: u64) -> io::Result<Launch> {
         self.clear();
-        let memory = Memory::new(&self.terms)?;
+        let memory = Memory::new(&self.terms, time_us)?;
         memory.begin_epoch(self.epoch);
         let launch = Launch {
             library: self.library.clone(),

@@ -6,15 +6,19 @@
 //!   STATE_DIR/checkpoints/*.new                         one that is being made; removed at a start
 //! ```
 //!
-//! A checkpoint is an archive of the program's directory, made by `tar`. Its name says all about it.
+//! A checkpoint is an archive of the program's directory, made by `tar`, and of one file more, with what else belongs
+//! to it ([`State`]). Its name says all about it.
 
-use plover_program::Own;
+use plover_program::{Own, State};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// The file of a checkpoint's state, in the archive.
+const STATE: &str = ".plover-state.new";
 
 /// The directories of one replica.
 #[derive(Clone, Debug)]
@@ -99,6 +103,31 @@ impl Files {
         std::fs::rename(new, self.path(&own))?;
         File::open(&self.checkpoints)?.sync_all()?;
         Ok(own)
+    }
+
+    /// Archives the program's directory as the file `new`.
+    pub fn archive(&self, new: &Path, state: &State, deadline: Instant) -> Result<(), String> {
+        let file = self.checkpoints.join(STATE);
+        std::fs::write(&file, state.encode())
+            .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
+        let mut tar = Command::new("tar");
+        tar.arg("-cf").arg(new).arg("-C").arg(&self.data).arg(".");
+        tar.arg("-C").arg(&self.checkpoints).arg(STATE);
+        complete(tar, deadline)?;
+        let _ = std::fs::remove_file(file);
+        Ok(())
+    }
+
+    /// Unpacks an archive into the program's directory.
+    pub fn unpack(&self, path: &Path, deadline: Instant) -> Result<State, String> {
+        let mut tar = Command::new("tar");
+        tar.arg("-xf").arg(path).arg("-C").arg(&self.data);
+        complete(tar, deadline)?;
+        let file = self.data.join(STATE);
+        let state = std::fs::read(&file).ok();
+        let _ = std::fs::remove_file(&file);
+        let state = state.and_then(|bytes| State::decode(&bytes));
+        state.ok_or_else(|| format!("{} is of another release of plover", path.display()))
     }
 
     /// Empties the program's directory.

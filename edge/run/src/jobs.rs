@@ -5,7 +5,7 @@ use crate::config::ProgramConfig;
 use crate::files::{Files, complete, copy, sum_of};
 use crate::program::Program;
 use plover_fabric::{Keys, Stream};
-use plover_program::{Held, Own};
+use plover_program::{Held, Own, State};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
@@ -32,7 +32,7 @@ pub(crate) enum Done {
     /// The program of this start is ready, or was not in time.
     Ready(u64, Result<(), String>),
     /// The program's directory is ready for a start.
-    Prepared(Result<(), String>),
+    Prepared(Result<State, String>),
     /// The program's directory is archived.
     Archived(Result<Own, String>),
     /// Another replica's checkpoint is here.
@@ -113,9 +113,9 @@ impl Jobs {
         true
     }
 
-    /// Archives the program's directory as the checkpoint at `at`: after the configured command, or after the
-    /// end of the program, if it is given.
-    pub fn archive(&self, at: Viewstamp, ends: Option<Program>) {
+    /// Archives the program's directory and its state as the checkpoint at `at`: after the configured command, or after
+    /// the end of the program, if it is given.
+    pub fn archive(&self, at: Viewstamp, state: State, ends: Option<Program>) {
         let (files, command) = (self.files.clone(), self.snapshot_cmd.clone());
         let (me, within) = (self.me, self.within);
         self.begin(move || {
@@ -124,7 +124,8 @@ impl Jobs {
                     "the program did not end when SIGTERM asked it to".into()
                 ));
             }
-            Done::Archived(archive(&files, at, command, me, Instant::now() + within))
+            let deadline = Instant::now() + within;
+            Done::Archived(archive(&files, (at, me), &state, command, deadline))
         });
     }
 
@@ -160,12 +161,14 @@ fn prepare(
     from: Option<Viewstamp>,
     command: Option<String>,
     deadline: Instant,
-) -> Result<(), String> {
+) -> Result<State, String> {
     let directory = files.data.display();
     files
         .empty()
         .map_err(|e| format!("cannot empty {directory}: {e}"))?;
-    let Some(at) = from else { return Ok(()) };
+    let Some(at) = from else {
+        return Ok(State::default());
+    };
     let own = files
         .find(at)
         .ok_or_else(|| format!("the checkpoint at {at} is gone"))?;
@@ -175,26 +178,25 @@ fn prepare(
         files.remove(&own);
         return Err(format!("{} is damaged and was removed", path.display()));
     }
-    let mut tar = Command::new("tar");
-    tar.arg("-xf").arg(&path).arg("-C").arg(&files.data);
-    complete(tar, deadline)?;
-    command.map_or(Ok(()), |text| complete(shell(&text, files), deadline))
+    let state = files.unpack(&path, deadline)?;
+    if let Some(text) = command {
+        complete(shell(&text, files), deadline)?;
+    }
+    Ok(state)
 }
 
 fn archive(
     files: &Files,
-    at: Viewstamp,
+    (at, me): (Viewstamp, ReplicaId),
+    state: &State,
     command: Option<String>,
-    me: ReplicaId,
     deadline: Instant,
 ) -> Result<Own, String> {
     if let Some(text) = command {
         complete(shell(&text, files), deadline)?;
     }
     let new = files.unfinished("taken");
-    let mut tar = Command::new("tar");
-    tar.arg("-cf").arg(&new).arg("-C").arg(&files.data).arg(".");
-    complete(tar, deadline)?;
+    files.archive(&new, state, deadline)?;
     let finished = files.finish(&new, at, me);
     finished.map_err(|e| format!("cannot keep the checkpoint {}: {e}", new.display()))
 }
@@ -294,7 +296,11 @@ mod tests {
         };
         let soon = Instant::now() + Duration::from_secs(60);
         let touch = Some("echo more > file".to_string());
-        let own = archive(&files, at, touch, ReplicaId(1), soon).unwrap();
+        let state = State {
+            time: 43,
+            ..State::default()
+        };
+        let own = archive(&files, (at, ReplicaId(1)), &state, touch, soon).unwrap();
         let keys = [0; 3].map(|_| PrivateKey::generate().unwrap());
         let public = keys.each_ref().map(PrivateKey::public);
         let [theirs, mine, strange] = keys.map(|own| {
@@ -319,7 +325,10 @@ mod tests {
         }
         std::fs::write(theirs.data.join("old"), "x").unwrap();
         assert_eq!(fetch(&theirs, &held, keys.as_ref()).unwrap(), own);
-        prepare(&theirs, Some(at), Some("mv file moved".into()), soon).unwrap();
+        let command = Some("mv file moved".into());
+        assert_eq!(prepare(&theirs, Some(at), command, soon), Ok(state));
+        let names = std::fs::read_dir(&theirs.data).unwrap().count();
+        assert_eq!(names, 2, "the program's files alone");
         let read = |name| std::fs::read_to_string(theirs.data.join(name)).unwrap_or_default();
         assert_eq!(
             (read("sub/file"), read("moved"), read("old")),

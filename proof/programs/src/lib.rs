@@ -8,7 +8,8 @@
 //! ```
 //!
 //! In half of the worlds a leader's program reads its clients itself, and what it reads is proposed then. Its
-//! output, or its reads, wait for the commit.
+//! output, or its reads, wait for the commit. In some, connections outlive checkpoints, and in some of these a program
+//! executes a request by what its connection has said first.
 //!
 //! Consensus is simulated by what it promises, an agreed log of which a suffix may be lost with its leader:
 //! that it keeps the promise is shown elsewhere (`proof/consensus`). A *reference* executes the committed log
@@ -19,6 +20,7 @@
 //! | `programs_agree` | a program's state is one that the reference has had, unless a fault has changed it |
 //! | `replies_are_committed` | a client gets the reply that the reference gives |
 //! | `trim_is_held` | the log is trimmed behind checkpoints only that a majority has on disk |
+//! | `wrong_is_restored` | a program is restored for what it has sent only if it is wrong |
 //! | `connections_end` | in the end programs have open only the connections of clients that are there |
 //! | `heals` | when faults stop, every program runs, is up to date and right, and clients are served |
 
@@ -33,7 +35,7 @@ use plover_sim::panics::without_panic;
 use plover_sim::seeds::{Outcome, Simulation, option_of};
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 8] = [
+pub const CANARIES: [(&str, Canary); 9] = [
     ("reply-before-commit", Canary::ReplyBeforeCommit),
     ("skip-entry", Canary::SkipEntry),
     ("lead-diverged", Canary::LeadDiverged),
@@ -42,6 +44,7 @@ pub const CANARIES: [(&str, Canary); 8] = [
     ("trim-early", Canary::TrimEarly),
     ("stand-ahead", Canary::StandAhead),
     ("cut-unquiet", Canary::CutUnquiet),
+    ("take-unanswered", Canary::TakeUnanswered),
 ];
 
 impl Simulation for Options {

@@ -29,7 +29,12 @@ pub struct Connection {
     pub is_cut: bool,
     /// Read, and no whole request yet.
     pub partly: Vec<u8>,
+    /// What the connection has said first, if programs want a login.
+    pub login: Option<u64>,
 }
+
+/// The number of a request that is a login has this bit, and its reply this sum.
+pub const LOGIN: u64 = 1 << 63;
 
 /// A program that runs.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +46,8 @@ pub struct Program {
     /// Its time, which goes into its replies; and the time of what it is given next.
     pub time: u64,
     pub next_time: u64,
+    /// Connections say first who they are.
+    pub wants_login: bool,
 }
 
 impl Program {
@@ -57,9 +64,15 @@ impl Program {
             let rest = connection.partly.split_off(REQUEST_BYTES);
             let request = std::mem::replace(&mut connection.partly, rest);
             let number = u64::from_le_bytes(request.try_into().expect("eight bytes"));
-            self.memory.executed.push(number);
-            self.memory.sum = mix(self.memory.sum ^ self.time, number);
             replies.extend(number.to_le_bytes());
+            if self.wants_login && connection.login.is_none() {
+                connection.login = Some(number);
+                replies.extend(LOGIN.to_le_bytes());
+                continue;
+            }
+            let by = connection.login.unwrap_or_default();
+            self.memory.executed.push(number);
+            self.memory.sum = mix(self.memory.sum ^ self.time ^ by, number);
             replies.extend(self.memory.sum.to_le_bytes());
         }
         if connection.closes {
@@ -78,6 +91,18 @@ pub struct Reference {
 }
 
 impl Reference {
+    /// The reference of programs that want a login, or do not.
+    pub fn new(wants_login: bool) -> Self {
+        let program = Program {
+            wants_login,
+            ..Program::default()
+        };
+        Self {
+            program,
+            sums: Vec::new(),
+        }
+    }
+
     /// Executes the next committed entry.
     pub fn execute(&mut self, at: Viewstamp, bytes: Option<&[u8]>) {
         let Some(entry) = bytes.and_then(Entry::decode) else {
@@ -86,14 +111,17 @@ impl Reference {
         let connections = &mut self.program.connections;
         match entry {
             Entry::Accept(_) => drop(connections.insert(ConnectionId(at), Connection::default())),
-            Entry::Bytes(id, bytes) => {
+            Entry::Bytes(id, _, bytes) => {
                 if let Some(connection) = connections.get_mut(&id) {
                     connection.unread.extend(bytes);
                 }
                 let replies = self.program.read(id);
                 for reply in replies.chunks(REPLY_BYTES) {
-                    let sum = reply[REQUEST_BYTES..].try_into().expect("eight bytes");
-                    self.sums.push(u64::from_le_bytes(sum));
+                    let (number, sum) = reply.split_at(REQUEST_BYTES);
+                    let word = |it: &[u8]| u64::from_le_bytes(it.try_into().expect("eight bytes"));
+                    if word(number) & LOGIN == 0 {
+                        self.sums.push(word(sum));
+                    }
                 }
             }
             Entry::Clock(time) => self.program.next_time = time,
@@ -110,6 +138,9 @@ impl Reference {
 
     /// The reply to a request, if it was executed.
     pub fn reply_to(&self, number: u64) -> Option<Vec<u8>> {
+        if number & LOGIN != 0 {
+            return Some([number.to_le_bytes(), LOGIN.to_le_bytes()].concat());
+        }
         let place = self.executed().iter().position(|it| *it == number)?;
         Some([number.to_le_bytes(), self.sums[place].to_le_bytes()].concat())
     }

@@ -1,7 +1,7 @@
 //! The simulated world: an agreed log, hosts with programs and disks, clients, and faults.
 
 use crate::program::{Memory, Program, Reference};
-use plover_program::{Canary, ConnectionId, Entrance, Held, Own, Replica};
+use plover_program::{Canary, ConnectionId, Entrance, Held, Own, Replica, Sessions, State};
 use plover_sim::invariants::Violation;
 use plover_sim::rng::Rng;
 use plover_sim::trace::Trace;
@@ -14,7 +14,7 @@ const STEPS: u64 = 3000;
 const STEPS_TO_HEAL: u64 = 40_000;
 
 /// Moments that the seeds must reach, or they prove little.
-pub const REACHED: [&str; 15] = [
+pub const REACHED: [&str; 17] = [
     "client: a reply",
     "client: cut off",
     "leader: serves",
@@ -23,6 +23,8 @@ pub const REACHED: [&str; 15] = [
     "program: too far behind",
     "program: starts from a checkpoint",
     "program: stands still on the leader",
+    "program: starts with connections",
+    "checkpoint: connections go on",
     "checkpoint: fetched",
     "checkpoint: failed",
     "log: trimmed",
@@ -63,10 +65,12 @@ struct Host {
     brain: Option<Replica>,
     program: Option<Program>,
     starts: Option<(Option<Viewstamp>, Micros)>,
-    takes: Option<(Viewstamp, Micros)>,
+    takes: Option<(Viewstamp, State, Micros)>,
     fetches: Option<(Held, Micros)>,
     /// Of a program that reads its clients itself: output or input that waits for the commit.
     waits: VecDeque<Waiting>,
+    /// The program that was stopped last was wrong.
+    was_wrong: bool,
     /// Connections that the log ends, and which the program has closed already.
     noticed: Vec<ConnectionId>,
     /// The program is cut off from its clients for a checkpoint.
@@ -76,7 +80,7 @@ struct Host {
     /// The newest checkpoint that it has discarded: the program that took it had diverged.
     discarded: Index,
     /// The checkpoint on its disk.
-    disk: Option<(Own, Memory)>,
+    disk: Option<(Own, Memory, State)>,
     commit: Index,
     base: Index,
     /// It has heard from a leader since it started.
@@ -98,6 +102,9 @@ struct Client {
     request: Option<u64>,
     unsent: Vec<u8>,
     got: Vec<u8>,
+    /// Bytes of the program's that it has got in all.
+    received: u64,
+    has_login: bool,
 }
 
 /// A world.
@@ -111,6 +118,9 @@ pub struct World {
     /// How long the log was at most, with what was lost.
     longest: u64,
     entrance: Entrance,
+    sessions: Sessions,
+    /// A program is ended for a checkpoint, and started again.
+    restarts: bool,
     committed: usize,
     leader: Option<(usize, View)>,
     round: u64,
@@ -129,6 +139,12 @@ impl World {
     pub fn new(seed: u64, options: Options) -> Self {
         let mut rng = Rng::new(seed);
         let replicas = rng.pick(&[3, 3, 3, 5]);
+        let sessions = rng.pick(&[
+            Sessions::Reconnect,
+            Sessions::Reconnect,
+            Sessions::Stateless,
+            Sessions::Login,
+        ]);
         let mut world = Self {
             hosts: (0..replicas).map(|_| Host::default()).collect(),
             clients: (0..3).map(|_| Client::default()).collect(),
@@ -140,10 +156,12 @@ impl World {
                 Entrance::HoldsOutput,
                 Entrance::HoldsInput,
             ]),
+            sessions,
+            restarts: rng.chance(0.3),
             committed: 0,
             leader: None,
             round: 0,
-            reference: Reference::default(),
+            reference: Reference::new(sessions == Sessions::Login),
             requests: 0,
             faults: true,
             now: Micros(1),

@@ -62,6 +62,13 @@ fn a_leader_that_stands_while_it_is_ahead_is_caught() {
     catches(Canary::StandAhead, &found_by);
 }
 
+/// A checkpoint is taken in the middle of a request, and its connection goes on.
+#[test]
+fn a_checkpoint_in_the_middle_of_a_request_is_caught() {
+    let found_by = ["programs_agree", "replies_are_committed", "heals"];
+    catches(Canary::TakeUnanswered, &found_by);
+}
+
 /// A leader's program reads its clients while the cut of a checkpoint is on its way.
 #[test]
 fn a_cut_while_the_program_reads_is_caught() {

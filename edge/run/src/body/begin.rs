@@ -10,7 +10,7 @@ use crate::files::Files;
 use crate::jobs::{Jobs, serve};
 use crate::sockets::Sockets;
 use plover_log::{LogOnly, Server};
-use plover_program::{Canary, Replica};
+use plover_program::{Canary, Replica, State};
 use plover_types::{Index, Micros, ReplicaId};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::collections::BTreeMap;
@@ -77,6 +77,8 @@ pub fn run(
         stall: Micros::from_ms(config.program.stall_ms),
         checkpoint_within: Micros::from_ms(2000 * config.program.snapshot_s),
         entrance: config.entrance(),
+        sessions: config.program.sessions.into(),
+        restarts: config.program.snapshot_by_stop,
         canary: Canary::None,
     };
     let newest = files.newest()?;
@@ -105,6 +107,7 @@ pub fn run(
         room: config.clients_room(),
         program: None,
         starting: None,
+        restored: State::default(),
         starts: 0,
         archiving: None,
         jobs,

@@ -28,7 +28,11 @@ impl Body {
         match done {
             Done::Prepared(result) => {
                 if matches!(self.starting, Some(Starting::Preparing)) {
-                    if let Err(why) = result.and_then(|()| self.spawn(None)) {
+                    let spawned = result.and_then(|state| {
+                        self.restored = state;
+                        self.spawn(None)
+                    });
+                    if let Err(why) = spawned {
                         self.starting = None;
                         self.apply(Event::StartFailed(why));
                     }
@@ -68,6 +72,7 @@ impl Body {
         }
         match result {
             Ok(own) => {
+                self.forget_connections();
                 if let Err(why) = self.spawn(Some(own)) {
                     self.starting = None;
                     self.apply(Event::Died(why));
@@ -97,7 +102,8 @@ impl Body {
             .first()
             .map(|it| it.to_string_lossy().into_owned());
         let name = name.unwrap_or_default();
-        let launch = self.direct.as_mut().map(|direct| direct.launch());
+        let time = self.restored.time;
+        let launch = self.direct.as_mut().map(|direct| direct.launch(time));
         let launch = launch.transpose();
         let launch = launch.map_err(|e| format!("cannot make the program's shared memory: {e}"))?;
         let program = Program::start(&self.words, &self.files.data, launch.as_ref());
@@ -204,7 +210,10 @@ impl Body {
     /// The program can be given input, or its start has failed. With a checkpoint: it was ended for that.
     fn started(&mut self, after: Option<Own>, result: Result<(), String>) {
         match (result, after) {
-            (Ok(()), None) => self.apply(Event::Started),
+            (Ok(()), None) => {
+                let state = std::mem::take(&mut self.restored);
+                self.apply(Event::Started(state));
+            }
             (Ok(()), Some(own)) => self.apply(Event::CheckpointTaken(Ok(own))),
             (Err(why), None) => self.apply(Event::StartFailed(why)),
             (Err(why), Some(_)) => self.apply(Event::Died(why)),

@@ -17,7 +17,7 @@ impl Body {
     pub(super) fn note(&mut self, note: &Note) {
         let text = describe(note);
         match note {
-            Note::Runs(_) | Note::Serves(_) => tracing::info!("{text}"),
+            Note::Runs(_) | Note::Serves(_) | Note::Unanswered => tracing::info!("{text}"),
             Note::Restores(Taint::Behind) => tracing::info!("{text}"),
             _ => {
                 tracing::warn!("{text}");
@@ -104,6 +104,7 @@ fn describe(note: &Note) -> String {
             it.one.0.0, String::from_utf8_lossy(&it.one.1), it.other.0.0, String::from_utf8_lossy(&it.other.1)
         ),
         Note::CheckpointFailed(why) => format!("a checkpoint failed: {why}"),
+        Note::Unanswered => "no checkpoint was taken now: a client's request was not answered in time (program.sessions)".into(),
         Note::NoCheckpoint => "the log begins behind every checkpoint that this replica can get: it waits for a new one".into(),
     }
 }

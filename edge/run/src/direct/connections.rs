@@ -105,6 +105,7 @@ impl Connections {
         shared.ip.store(u32::from_ne_bytes(client.ip), SeqCst);
         shared.port.store(client.port.into(), SeqCst);
         memory.set(&shared.lost_from, u64::MAX);
+        memory.set(&shared.sent, 0);
         memory.set(&shared.time_us, memory.next_time());
         shared.generation.store(generation, SeqCst);
         shared.kind.store(kind, SeqCst);

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const WHOLE: usize = RING_AT + RING_BYTES;
 
-/// The time of a program that has had no client yet, µs since 1970: 2000-01-01. It is the same on all replicas.
+/// The time of a program that has had no client ever, µs since 1970: 2000-01-01. It is the same on all replicas.
 const FIRST_TIME_US: u64 = 946_684_800_000_000;
 
 /// The settings that the program reads when it starts.
@@ -50,7 +50,8 @@ pub(super) struct Memory {
 pub(super) struct Rubbish;
 
 impl Memory {
-    pub fn new(terms: &Terms) -> io::Result<Self> {
+    /// The memory of a program whose time begins at `time_us`, or with no time yet, 0.
+    pub fn new(terms: &Terms, time_us: u64) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("plover-program", flags)?;
         rustix::fs::ftruncate(&file, WHOLE as u64)?;
@@ -98,7 +99,8 @@ impl Memory {
                 word.store(u32::from_ne_bytes(whole), SeqCst);
             }
         };
-        memory.set(&shared.now_us, FIRST_TIME_US);
+        memory.set(&shared.now_us, time_us.max(FIRST_TIME_US));
+        memory.set(&shared.next_us, time_us);
         words(&shared.secret, &terms.secret);
         words(&shared.door, terms.door.as_bytes());
         Ok(memory)
@@ -250,7 +252,7 @@ mod tests {
             secret: [7; 16],
             door: "a door".into(),
         };
-        Memory::new(&terms).unwrap()
+        Memory::new(&terms, 0).unwrap()
     }
 
     fn put(memory: &Memory, at: u64, bytes: &[u8]) {
@@ -276,8 +278,8 @@ mod tests {
         for round in 0..400_u32 {
             let bytes = vec![round as u8; 20_000];
             put(&memory, at, &head(20_000, 2));
-            put(&memory, at + 24, &bytes);
-            at += 24 + 20_000;
+            put(&memory, at + 32, &bytes);
+            at += 32 + 20_000;
             memory.set(&memory.shared().head, at);
             let (record, taken) = memory.next().unwrap().unwrap();
             assert!(taken == &bytes[..], "{round}");
@@ -292,7 +294,7 @@ mod tests {
             (u64::MAX, 8, 2),
             (RING_BYTES as u64 + 8, 8, 2),
             (8, 8, 2),
-            (32, 16, 2),
+            (40, 16, 2),
             (1 << 20, u32::MAX, 2),
             (1 << 20, 8, 0),
         ] {

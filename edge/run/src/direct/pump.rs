@@ -109,7 +109,7 @@ impl Direct {
         let entry = match (record.kind, id) {
             (Kind::Accept, None) => Some(Entry::Accept(client)),
             (Kind::Accept, Some(_)) => return Err(rubbish),
-            (Kind::Bytes, Some(id)) => Some(Entry::Bytes(id, bytes)),
+            (Kind::Bytes, Some(id)) => Some(Entry::Bytes(id, record.sent, bytes)),
             (Kind::End, Some(id)) => Some(Entry::End(id)),
             // A connection of an older epoch ends with a cut.
             (Kind::Close, Some(id)) if record.epoch == self.epoch => Some(Entry::Close(id)),

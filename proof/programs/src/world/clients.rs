@@ -1,8 +1,8 @@
 //! The clients.
 
 use super::{Client, World};
-use crate::program::REPLY_BYTES;
-use plover_program::{ConnectionId, Entrance, Entry, Replica};
+use crate::program::{LOGIN, REPLY_BYTES};
+use plover_program::{ConnectionId, Entrance, Entry, Replica, Sessions};
 
 impl World {
     pub(super) fn cut_off(&mut self, which: impl Fn((usize, ConnectionId)) -> bool) {
@@ -19,9 +19,11 @@ impl World {
             return;
         };
         client.got.extend(bytes);
+        client.received += bytes.len() as u64;
         if client.got.len() < REPLY_BYTES {
             return;
         }
+        client.has_login = true;
         let number = client.request.take();
         let got = std::mem::take(&mut client.got);
         let is_wrong = self.hosts[to.0]
@@ -72,7 +74,8 @@ impl World {
         }
         let bytes = self.sends(place);
         if !bytes.is_empty() {
-            self.append(Some(Entry::Bytes(id, &bytes).encode()));
+            let after = self.clients[place].received;
+            self.append(Some(Entry::Bytes(id, after, &bytes).encode()));
         }
     }
 
@@ -81,8 +84,10 @@ impl World {
         let client = &mut self.clients[place];
         if client.request.is_none() {
             self.requests += 1;
-            client.request = Some(self.requests);
-            client.unsent = self.requests.to_le_bytes().to_vec();
+            let is_login = self.sessions == Sessions::Login && !client.has_login;
+            let number = self.requests | if is_login { LOGIN } else { 0 };
+            client.request = Some(number);
+            client.unsent = number.to_le_bytes().to_vec();
         }
         if client.unsent.is_empty() {
             return Vec::new();

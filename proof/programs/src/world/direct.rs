@@ -47,7 +47,8 @@ impl World {
         }
         let bytes = self.sends(place);
         if !bytes.is_empty() {
-            self.reads(host, id, &Entry::Bytes(id, &bytes), bytes.clone());
+            let after = self.clients[place].received;
+            self.reads(host, id, &Entry::Bytes(id, after, &bytes), bytes.clone());
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Host, World};
 use crate::program::{Memory, Program};
-use plover_program::{ConnectionId, Event, Own};
+use plover_program::{ConnectionId, Event, Own, Sessions, State};
 use plover_types::{Micros, ReplicaId};
 
 impl World {
@@ -12,37 +12,57 @@ impl World {
         let is_due = |at: &Micros| *at <= now;
         let state = &mut self.hosts[host];
         if let Some((from, _)) = state.starts.take_if(|(_, at)| is_due(at)) {
-            let memory = match (from, &state.disk) {
-                (None, _) => Memory::default(),
-                (Some(at), Some((own, memory))) if own.at == at => memory.clone(),
+            let (memory, kept) = match (from, &state.disk) {
+                (None, _) => (Memory::default(), State::default()),
+                (Some(at), Some((own, memory, kept))) if own.at == at => {
+                    (memory.clone(), kept.clone())
+                }
                 _ => return self.apply(host, Event::StartFailed("it is gone".into())),
             };
             if from.is_some() {
                 self.coverage.hit("program: starts from a checkpoint");
             }
+            if !kept.sessions.is_empty() {
+                self.coverage.hit("program: starts with connections");
+            }
             let is_wrong = !self.reference.has_been(&memory);
             state.program = Some(Program {
                 memory,
                 is_wrong,
+                time: kept.time,
+                next_time: kept.time,
+                wants_login: self.sessions == Sessions::Login,
                 ..Program::default()
             });
-            return self.apply(host, Event::Started);
+            return self.apply(host, Event::Started(kept));
         }
-        if let Some((at, _)) = state.takes.take_if(|(_, at)| is_due(at)) {
+        if let Some((at, kept, _)) = state.takes.take_if(|(.., at)| is_due(at)) {
             let program = state
                 .program
-                .as_ref()
+                .as_mut()
                 .expect("it is stopped with its checkpoint");
             // A client whose connection the log has lost is cut off, and its program may notice late.
-            let mut left = program.connections.values();
+            let goes_on = |id| kept.sessions.iter().any(|it| it.connection == id);
+            let mut left = program.connections.iter();
             assert!(
-                left.all(|it| it.is_own && it.is_cut),
-                "a checkpoint has no connections"
+                left.all(|(id, it)| (it.is_own && it.is_cut) || goes_on(*id)),
+                "a checkpoint has no other connections"
             );
+            if !kept.sessions.is_empty() {
+                self.coverage.hit("checkpoint: connections go on");
+            }
+            if self.restarts {
+                program.connections.clear();
+            }
             // A wrong program's checkpoint is wrong until the difference is found, and a replica that
             // starts from it is, too: docs/programs.md, "Limits". The runs leave that out.
             if program.is_wrong || self.faults && self.rng.chance(0.15) {
-                return self.apply(host, Event::CheckpointTaken(Err("a fault".into())));
+                self.apply(host, Event::CheckpointTaken(Err("a fault".into())));
+                if self.restarts {
+                    self.hosts[host].program = None;
+                    self.apply(host, Event::Died("a fault".into()));
+                }
+                return;
             }
             let taken_by = ReplicaId(host as u8);
             let own = Own {
@@ -51,18 +71,18 @@ impl World {
                 bytes: 0,
                 sum: [0; 32],
             };
-            state.disk = Some((own.clone(), program.memory.clone()));
+            state.disk = Some((own.clone(), program.memory.clone(), kept));
             return self.apply(host, Event::CheckpointTaken(Ok(own)));
         }
         if let Some((held, _)) = state.fetches.take_if(|(_, at)| is_due(at)) {
             let from = &self.hosts[usize::from(held.replica.0)];
-            let there = from.disk.clone().filter(|(own, _)| own.at == held.at);
+            let there = from.disk.clone().filter(|(own, ..)| own.at == held.at);
             let works = !self.faults || self.rng.chance(0.85);
             match there.filter(|_| works && from.brain.is_some()) {
-                Some((own, memory)) => {
+                Some((own, memory, kept)) => {
                     let disk = &mut self.hosts[host].disk;
-                    if disk.as_ref().is_none_or(|(old, _)| old.at < own.at) {
-                        *disk = Some((own.clone(), memory));
+                    if disk.as_ref().is_none_or(|(old, ..)| old.at < own.at) {
+                        *disk = Some((own.clone(), memory, kept));
                     }
                     self.coverage.hit("checkpoint: fetched");
                     self.apply(host, Event::Fetched(Ok(own)));

@@ -24,9 +24,11 @@ impl World {
             // Longer than a run: a group that waits for a checkpoint that nobody takes does not heal.
             checkpoint_within: Micros::from_ms(1_000_000),
             entrance: self.entrance,
+            sessions: self.sessions,
+            restarts: self.restarts,
             canary: self.options.canary,
         };
-        let own = self.hosts[host].disk.as_ref().map(|(own, _)| own.clone());
+        let own = self.hosts[host].disk.as_ref().map(|(own, ..)| own.clone());
         trace!(
             self,
             "r{host} starts, with {:?}",
@@ -157,19 +159,26 @@ impl World {
             }
             Action::Start(from) => state.starts = Some((from, soon)),
             Action::Stop => {
+                state.was_wrong = state.program.as_ref().is_some_and(|it| it.is_wrong);
                 (state.program, state.starts, state.takes) = (None, None, None);
                 state.waits.clear();
                 state.noticed.clear();
                 state.is_quiet = false;
             }
-            Action::TakeCheckpoint(at) => state.takes = Some((at, soon)),
+            Action::TakeCheckpoint(at, kept) => state.takes = Some((at, kept, soon)),
             Action::Fetch(held) => state.fetches = Some((held, soon)),
             Action::Discard(at) => {
                 state.discarded = state.discarded.max(at.index);
-                state.disk.take_if(|(own, _)| own.at == at);
+                state.disk.take_if(|(own, ..)| own.at == at);
             }
             Action::Trim(to) => self.trim(host, to),
-            Action::Note(note) => self.note(&note),
+            Action::Note(note) => {
+                if matches!(note, Note::Restores(Taint::Diverged(_))) && !state.was_wrong {
+                    let message = format!("r{host} is restored although its program is right");
+                    self.fail("wrong_is_restored", "APUS §3", message);
+                }
+                self.note(&note);
+            }
         }
     }
 
@@ -189,7 +198,7 @@ impl World {
     }
 
     pub(super) fn trim(&mut self, host: usize, to: Index) {
-        let held = |it: &&Host| it.disk.as_ref().is_some_and(|(own, _)| own.at.index >= to);
+        let held = |it: &&Host| it.disk.as_ref().is_some_and(|(own, ..)| own.at.index >= to);
         let holders = self.hosts.iter().filter(held).count();
         // A disk that was lost held it once; so did one whose checkpoint was discarded because the program that
         // took it had diverged, which this leader may learn a little later.
