@@ -23,6 +23,8 @@ enum Answer {
     Simple(String),
     /// `-ERR …`: the command was refused, the connection is whole.
     Refused(String),
+    /// A number.
+    Number(i64),
     /// A value, or none.
     Bulk(Option<Vec<u8>>),
     /// Several answers.
@@ -88,6 +90,19 @@ impl Connection {
             Answer::Bulk(None) => Ok(()),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// `INCR`: returns the number that it has become.
+    pub fn incr(&mut self, key: &str) -> io::Result<i64> {
+        match self.command(&[b"INCR", key.as_bytes()])? {
+            Answer::Number(number) => Ok(number),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// `SELECT`: the keys of this connection are those of another database from now on.
+    pub fn select(&mut self, database: u8) -> io::Result<()> {
+        ok(&self.command(&[b"SELECT", database.to_string().as_bytes()])?)
     }
 
     /// `GETSET`: sets a value, and returns the one before.
@@ -169,6 +184,7 @@ fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
     match kind {
         "+" => Ok(Answer::Simple(rest.into())),
         "-" => Ok(Answer::Refused(rest.into())),
+        ":" => Ok(Answer::Number(number()?)),
         "$" | "*" if rest == "-1" => Ok(Answer::Bulk(None)),
         "$" => {
             let mut bytes = vec![0; length(number()?)? + 2];
@@ -216,6 +232,7 @@ mod tests {
     #[test]
     fn answers_are_read() {
         assert_eq!(read(b"+OK\r\n").unwrap(), Answer::Simple("OK".into()));
+        assert_eq!(read(b":-7\r\n").unwrap(), Answer::Number(-7));
         assert_eq!(
             read(b"*2\r\n$3\r\na\r\n\r\n$-1\r\n").unwrap(),
             Answer::Many(vec![
@@ -236,6 +253,7 @@ mod tests {
             "$-2\r\n",
             "$99999999999\r\n",
             "?\r\n",
+            ":x\r\n",
             "*1\r\n*1\r\n*1\r\n",
             "*-2\r\n",
             "é\r\n",

@@ -5,9 +5,11 @@ use plover_lab_proof::programs::group::{Group, LISTEN};
 use plover_lab_proof::programs::{self, Client, Plan, Subject};
 use plover_lab_proof::redis::Connection;
 use plover_lab_proof::{Turn, program, progress};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::net::SocketAddrV4;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Two leaders of a Redis die, and come back.
@@ -193,4 +195,120 @@ fn all_replicas_have_the_time_of_the_log() {
     let outcome = outcome(&mut group).with_context(|| group.last_words());
     outcome.unwrap_or_else(|error| panic!("{error:#}"));
     group.down().unwrap();
+}
+
+/// The database that each client chooses first, and what it has written into it.
+const DATABASE: u8 = 3;
+const WRITERS: usize = 4;
+const KEYS: u64 = 50;
+const WRITTEN: &str = "local all = {} \
+                       for writer = 0, 3 do \
+                           all[#all + 1] = redis.call('get', 'n' .. writer) \
+                           for key = 0, 49 do \
+                               all[#all + 1] = redis.sha1hex(redis.call('get', 'k' .. writer .. '-' .. key)) \
+                           end \
+                       end \
+                       return all";
+
+/// Writes on one connection until it is told to stop. Returns how often.
+fn count_up(writer: usize, stop: &AtomicBool) -> Result<i64> {
+    let mut client = Connection::open(LISTEN, Duration::from_secs(10))?;
+    client.select(DATABASE)?;
+    let mut count = 0;
+    while !stop.load(Ordering::SeqCst) {
+        count += 1;
+        let is = client.incr(&format!("n{writer}"))?;
+        ensure!(is == count, "it counts {is} instead of {count}");
+        let key = format!("k{writer}-{}", count as u64 % KEYS);
+        client.set(&key, &count.to_string().repeat(300))?;
+    }
+    Ok(count)
+}
+
+/// Checkpoints are taken, and a program is restored from one, while clients go on with their connections, of which the
+/// program remembers what they have said first.
+fn connections_go_on(name: &str, program_keys: &str) {
+    let _turn = Turn::wait();
+    let progress = progress();
+    let mut plan = Plan::demo();
+    plan.program_keys = format!("sessions = \"login\"\n{program_keys}");
+    let redis = programs::named("redis").unwrap();
+    let group = Group::up(name, 3, program(), redis, &plan).unwrap();
+    let stop = AtomicBool::new(false);
+    let outcome = || -> Result<()> {
+        group.wait_for("all programs run", &progress, Group::is_whole)?;
+        let leader = group.leader().context("nobody leads")?;
+        let follower = (leader + 1) % 3;
+        let newest = |group: &Group| group.status(leader)?["newest_checkpoint"].as_u64();
+        let counts = std::thread::scope(|threads| -> Result<Vec<i64>> {
+            let stop = &stop;
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|writer| {
+                    let client = group.topology().client();
+                    threads.spawn(move || client.run(|| count_up(writer, stop)))
+                })
+                .collect();
+            let undisturbed = || -> Result<()> {
+                for round in 0..4 {
+                    let before = newest(&group);
+                    group.wait_for("a checkpoint is taken", &progress, |group| {
+                        newest(group) > before || writers.iter().any(|it| it.is_finished())
+                    })?;
+                    if round == 1 {
+                        let status = group.status(follower).context("it has ended")?;
+                        let pid = status["program_pid"].as_u64();
+                        let all = group.processes(follower);
+                        let program = all.iter().find(|it| Some(it.pid.into()) == pid);
+                        let program = program.context("no program runs")?;
+                        ensure!(program.signal(Signal::KILL), "it has ended");
+                        group.wait_for("its program runs again", &progress, |group| {
+                            group.status(follower).is_some_and(|it| {
+                                it["phase"] == "following" && it["program_pid"].as_u64() != pid
+                            })
+                        })?;
+                    }
+                }
+                let status = group.status(follower).context("it has ended")?;
+                ensure!(status["connections"] == WRITERS, "{status}");
+                Ok(())
+            };
+            let undisturbed = undisturbed();
+            stop.store(true, Ordering::SeqCst);
+            let counts: Result<Vec<i64>> = writers
+                .into_iter()
+                .map(|it| it.join().expect("a writer"))
+                .collect();
+            let counts = counts.context("a client lost its connection")?;
+            undisturbed.map(|()| counts)
+        })?;
+        group.wait_for("all have caught up", &progress, Group::is_whole)?;
+        let database = DATABASE.to_string();
+        let written = |id| -> Result<String> {
+            let words = ["-p", "6380", "-n", &database, "eval", WRITTEN, "0"];
+            let said = group.on(id, "redis-cli", &words)?.stdout;
+            Ok(String::from_utf8_lossy(&said).into_owned())
+        };
+        let first = written(0)?;
+        let is: Vec<i64> = first.lines().filter_map(|it| it.parse().ok()).collect();
+        ensure!(is == counts, "{is:?} is not {counts:?}");
+        for id in 0..3 {
+            ensure!(written(id)? == first, "replica {id} has something else");
+            let status = group.status(id).context("it has ended")?;
+            ensure!(!status["notes"].to_string().contains("sent"), "{status}");
+        }
+        Ok(())
+    };
+    let outcome = outcome().with_context(|| group.last_words());
+    outcome.unwrap_or_else(|error| panic!("{error:#}"));
+    group.down().unwrap();
+}
+
+#[test]
+fn connections_outlive_checkpoints() {
+    connections_go_on("t-sessions", "via = \"proxy\"");
+}
+
+#[test]
+fn connections_to_a_preloaded_program_do_too() {
+    connections_go_on("t-kept", "via = \"preload\"\nclock = \"log\"");
 }
