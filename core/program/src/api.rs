@@ -41,6 +41,8 @@ pub struct Config {
     pub stall: Micros,
     /// A checkpoint that is not taken within this time is asked of another replica.
     pub checkpoint_within: Micros,
+    /// The same while the log is full: clients wait for it then.
+    pub checkpoint_within_if_full: Micros,
     /// Where the input of clients enters a leader's program.
     pub entrance: Entrance,
     /// How clients' connections outlive a checkpoint.

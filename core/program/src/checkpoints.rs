@@ -27,6 +27,19 @@ pub(crate) fn pause_after(failures: u32) -> Micros {
     Micros(REPEAT.0 << failures.min(PAUSE_DOUBLES_MAX))
 }
 
+/// A checkpoint that was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// With this entry.
+    at: Viewstamp,
+    /// Of this replica.
+    by: ReplicaId,
+    /// It is waited for until then,
+    until: Micros,
+    /// and until then while the log is full.
+    until_if_full: Micros,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoints {
     me: ReplicaId,
@@ -45,8 +58,8 @@ pub(crate) struct Checkpoints {
     failed: ReplicaSet,
     /// When they are asked again.
     forgive_at: Micros,
-    /// One was asked for, with this cut, of this replica, and is waited for until then.
-    asked: Option<(Viewstamp, ReplicaId, Micros)>,
+    /// One was asked for.
+    asked: Option<Asked>,
     /// Replicas that were asked and did nothing: others are asked first.
     pub late: ReplicaSet,
     /// How many in a row did not come. Each one cut off the clients, so the next ones come ever more rarely.
@@ -110,7 +123,7 @@ impl Checkpoints {
     }
 
     pub fn deadline(&self) -> Micros {
-        let asked = self.asked.map_or(Micros::NEVER, |(_, _, until)| until);
+        let asked = self.asked.map_or(Micros::NEVER, |it| it.until);
         self.announce_at.min(asked).min(self.forgive_at)
     }
 
@@ -119,7 +132,7 @@ impl Checkpoints {
         if held.replica == self.me && self.own.as_ref().is_some_and(|own| own.at == held.at) {
             self.announce_at = Micros::NEVER;
         }
-        if self.asked.is_some_and(|(at, _, _)| at <= held.at) {
+        if self.asked.is_some_and(|it| it.at <= held.at) {
             self.asked = None;
             self.failures = 0;
         }
@@ -188,22 +201,34 @@ impl Checkpoints {
         at.len().checked_sub(quorum).map(|place| at[place])
     }
 
-    /// The log shows a cut for a checkpoint that `by` takes, which is waited for until then.
-    pub fn asked(&mut self, at: Viewstamp, by: ReplicaId, until: Micros) {
-        self.asked = Some((at, by, until));
+    /// The log asks `by` for a checkpoint at `at`.
+    pub fn asked(&mut self, now: Micros, at: Viewstamp, by: ReplicaId, config: &Config) {
+        self.asked = Some(Asked {
+            at,
+            by,
+            until: now + config.checkpoint_within,
+            until_if_full: now + config.checkpoint_within_if_full,
+        });
         self.needed = false;
     }
 
     /// Waits no longer for a replica that is late or not there. Followers look, too: any of them may lead next.
-    pub fn look(&mut self, now: Micros, linked: ReplicaSet) {
+    pub fn look(&mut self, now: Micros, linked: ReplicaSet, is_full: bool) {
         if now >= self.forgive_at {
             self.forgive();
         }
-        if let Some((_, by, until)) = self.asked {
-            if now >= until {
+        if let Some(Asked {
+            by,
+            until,
+            until_if_full,
+            ..
+        }) = self.asked
+        {
+            let is_late = now >= until || (is_full && now >= until_if_full);
+            if is_late {
                 self.late.insert(by);
             }
-            if now >= until || (by != self.me && !linked.contains(by)) {
+            if is_late || (by != self.me && !linked.contains(by)) {
                 self.given_up();
             }
         }
@@ -216,7 +241,7 @@ impl Checkpoints {
 
     /// `replica` has no checkpoint, and takes none.
     pub fn needs(&mut self, replica: ReplicaId) {
-        if self.asked.is_some_and(|(_, by, _)| by == replica) {
+        if self.asked.is_some_and(|it| it.by == replica) {
             self.given_up();
         }
         self.needed = true;

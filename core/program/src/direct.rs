@@ -131,6 +131,7 @@ mod tests {
             room: u64::MAX,
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
+            checkpoint_within_if_full: Micros::from_ms(60_000),
             entrance,
             sessions: Sessions::Reconnect,
             restarts: false,

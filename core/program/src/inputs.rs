@@ -231,8 +231,7 @@ impl Replica {
         out: &mut Vec<Action>,
     ) {
         self.feed.bytes = 0;
-        let until = now + self.config.checkpoint_within;
-        self.checkpoints.asked(at, by, until);
+        self.checkpoints.asked(now, at, by, &self.config);
         let is_old = self.checkpoints.newest().is_some_and(|newest| newest >= at);
         if by != self.config.me || is_old {
             return;

@@ -147,6 +147,7 @@ mod tests {
             room: 3000,
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
+            checkpoint_within_if_full: Micros::from_ms(60_000),
             entrance: Entrance::Fed,
             sessions: Sessions::Reconnect,
             restarts: false,

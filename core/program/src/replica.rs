@@ -166,7 +166,8 @@ impl Replica {
         if now >= self.answers_late() {
             self.go_on(now, out);
         }
-        self.checkpoints.look(now, self.log.linked);
+        let is_full = self.is_full();
+        self.checkpoints.look(now, self.log.linked, is_full);
         self.keep_up(out);
         self.advance_start(now, out);
         self.repeat(now, out);

@@ -427,6 +427,16 @@ mod tests {
                 "port = 6380\nsnapshot_by_stop = true",
                 "two ways",
             ),
+            (
+                "port = 6380",
+                "port = 6380\ncheck = \"off\"\nsessions = \"login\"",
+                "needs program.check",
+            ),
+            (
+                "port = 6380",
+                "port = 6380\nsessions = \"sticky\"",
+                "reconnect",
+            ),
             ("snapshot_cmd =", "restore_cmd =", "goes with snapshot_cmd"),
             ("port = 6380", "port = 0", "other than 0"),
             (

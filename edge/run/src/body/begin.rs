@@ -19,6 +19,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// While the log is full, clients wait, and another replica is asked so soon for a checkpoint that does not come: a program may
+/// stand still. One that takes longer counts all the same when it is there.
+const CHECKPOINT_WITHIN_IF_FULL: Micros = Micros::from_ms(10_000);
+
 /// Runs one replica until it is stopped. `ready` gets the handle that stops it. The program is `words`.
 ///
 /// # Errors
@@ -76,6 +80,7 @@ pub fn run(
         room,
         stall: Micros::from_ms(config.program.stall_ms),
         checkpoint_within: Micros::from_ms(2000 * config.program.snapshot_s),
+        checkpoint_within_if_full: CHECKPOINT_WITHIN_IF_FULL,
         entrance: config.entrance(),
         sessions: config.program.sessions.into(),
         restarts: config.program.snapshot_by_stop,

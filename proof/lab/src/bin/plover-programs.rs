@@ -29,6 +29,9 @@ struct Arguments {
     /// The program's time of day is the log's (`clock = "log"`).
     #[arg(long, global = true, requires = "preload")]
     log_clock: bool,
+    /// Clients' connections outlive checkpoints: what the program remembers of them, stateless or login (`sessions`).
+    #[arg(long, global = true)]
+    sessions: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Subcommand)]
@@ -69,6 +72,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     if arguments.log_clock {
         plan.program_keys += "\nclock = \"log\"";
+    }
+    if let Some(sessions) = &arguments.sessions {
+        plan.program_keys += &format!("\nsessions = \"{sessions}\"");
     }
     let _turn = Turn::wait();
     let progress = Progress::interruptible(false)?;

@@ -23,6 +23,7 @@ impl World {
             stall: Micros::from_ms(300),
             // Longer than a run: a group that waits for a checkpoint that nobody takes does not heal.
             checkpoint_within: Micros::from_ms(1_000_000),
+            checkpoint_within_if_full: Micros::from_ms(1_000_000),
             entrance: self.entrance,
             sessions: self.sessions,
             restarts: self.restarts,
