@@ -66,8 +66,10 @@ pub(crate) struct Checkpoints {
     failures: u32,
     /// How many were asked for.
     pub attempts: usize,
-    /// One is due at once: a replica needs it.
+    /// One is due at once: a replica needs it, or the last one did not come.
     pub needed: bool,
+    /// A replica has none to start from.
+    lacking: bool,
 }
 
 impl Checkpoints {
@@ -91,6 +93,7 @@ impl Checkpoints {
             failures: 0,
             attempts: 0,
             needed: false,
+            lacking: false,
         }
     }
 
@@ -139,7 +142,7 @@ impl Checkpoints {
         let newest = self.held.values().map(|it| it.at).max();
         self.late.remove(held.taken_by);
         if newest.is_none_or(|newest| newest < held.at) {
-            self.needed = false;
+            (self.needed, self.lacking) = (false, false);
             self.forgive();
         }
         self.held.insert(held.replica, held);
@@ -224,7 +227,7 @@ impl Checkpoints {
             ..
         }) = self.asked
         {
-            let is_late = now >= until || (is_full && now >= until_if_full);
+            let is_late = now >= until || (is_full && by != self.me && now >= until_if_full);
             if is_late {
                 self.late.insert(by);
             }
@@ -243,6 +246,8 @@ impl Checkpoints {
     pub fn needs(&mut self, replica: ReplicaId) {
         if self.asked.is_some_and(|it| it.by == replica) {
             self.given_up();
+        } else {
+            self.lacking = true;
         }
         self.needed = true;
     }
@@ -255,10 +260,10 @@ impl Checkpoints {
         }
     }
 
-    /// Whether the next one may leave clients connected. If the last ones did not come, some request is not answered,
-    /// such as one that waits for another client's.
-    pub fn may_keep(&self) -> bool {
-        self.failures < KEEPS_MAX
+    /// Whether the next one leaves clients connected. If the last ones did not come, some request is not answered, such
+    /// as one that waits for another client's; then only as long as it has time.
+    pub fn may_keep(&self, has_time: bool) -> bool {
+        self.failures < KEEPS_MAX || (has_time && !self.lacking)
     }
 
     /// How long the next one waits at least behind the last.

@@ -189,8 +189,7 @@ mod tests {
             login: vec![17],
             greeting: Some(1018),
             login_end: Some(1019),
-            after: 1020,
-            sent: 1021,
+            sent: 1020,
         };
         let state = State {
             time: 1022,

@@ -10,6 +10,10 @@ use crate::{Client, ConnectionId, Session, State};
 use plover_types::{Index, Micros, Viewstamp};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A program that has read everything, and has done nothing visible for so long, is taken to have nothing to do: one with several
+/// threads may work for a client that is gone.
+const SETTLES_WITHIN: Micros = Micros::from_ms(20);
+
 /// Unread bytes of one connection after which the next entry waits, too.
 const UNREAD_BYTES_MAX: usize = 256 << 10;
 
@@ -33,6 +37,8 @@ pub(crate) struct Feed {
     pub checkpoint: Option<Viewstamp>,
     /// Until when the program must have answered all that it has read, or none is taken.
     pub answers_until: Micros,
+    /// When the program was given something, has read or has sent something last.
+    pub active_at: Micros,
     /// The program's time, µs since 1970.
     pub time: u64,
     /// Bytes of entries since the last cut for a checkpoint.
@@ -51,6 +57,7 @@ impl Feed {
             held: None,
             checkpoint: None,
             answers_until: Micros::NEVER,
+            active_at: Micros::ZERO,
             time: 0,
             bytes: 0,
         }
@@ -86,11 +93,13 @@ impl Feed {
         }
         self.unread.insert(connection);
         self.unread_bytes += bytes;
+        self.active_at = now;
     }
 
     /// The program has read all that it was given on `connection`.
     pub fn consumed(&mut self, now: Micros, connection: ConnectionId) {
         self.unread.remove(&connection);
+        self.active_at = now;
         self.waits_since = now;
         if self.unread.is_empty() {
             self.unread_bytes = 0;
@@ -98,14 +107,34 @@ impl Feed {
         }
     }
 
-    /// What a checkpoint keeps besides the program's files; `None` while a request is not answered.
-    pub fn state(&self) -> Option<State> {
-        let left = || self.open.values().filter(|it| !it.finished);
-        let sessions: Vec<Session> = left().map(|it| it.session.clone()).collect();
-        let time = self.time;
-        left()
-            .all(Open::is_between_requests)
-            .then_some(State { time, sessions })
+    fn left(&self) -> impl Iterator<Item = &Open> {
+        self.open.values().filter(|it| !it.finished)
+    }
+
+    /// Whether every request is answered.
+    pub fn is_answered(&self) -> bool {
+        self.left().all(Open::is_between_requests)
+    }
+
+    /// When the program has nothing to do, unless it does something before.
+    pub fn settles_at(&self) -> Micros {
+        self.active_at + SETTLES_WITHIN
+    }
+
+    /// What a checkpoint keeps besides the program's files.
+    pub fn state(&self) -> State {
+        let sessions = self.left().map(|it| it.session.clone());
+        State {
+            time: self.time,
+            sessions: sessions.collect(),
+        }
+    }
+
+    /// The sessions that are open, which a program that is started again gets anew.
+    pub fn take_sessions(&mut self) -> Vec<Session> {
+        let sessions = self.state().sessions;
+        self.open.clear();
+        sessions
     }
 
     /// When the program is taken to stand still, unless it reads before.

@@ -6,7 +6,7 @@ use crate::direct::Fate;
 use crate::phase::Quiet;
 use crate::replica::{Replica, propose};
 use crate::session::Open;
-use crate::{ConnectionId, Entry, Held, Phase, Session, State};
+use crate::{ConnectionId, Entry, Held, Phase, Session};
 use plover_types::{Index, Micros, ReplicaId, Viewstamp};
 
 /// How long a checkpoint that keeps connections waits until all requests are answered. The replica falls behind meanwhile.
@@ -80,31 +80,28 @@ impl Replica {
     }
 
     fn take_checkpoint(&mut self, now: Micros, at: Viewstamp, out: &mut Vec<Action>) {
-        let mut state = self.feed.state();
-        if canary!(self.config, TakeUnanswered) {
-            let sessions = self.feed.open.values().map(|it| it.session.clone());
-            let (time, sessions) = (self.feed.time, sessions.collect());
-            state = Some(State { time, sessions });
-        }
-        match state {
-            Some(state) => {
-                self.taking = true;
-                out.push(Action::TakeCheckpoint(at, state));
-            }
-            None if now >= self.feed.answers_until => {
-                self.feed.checkpoint = None;
-                self.refuse(now);
-                out.push(Action::Note(Note::Unanswered));
-            }
-            None => {}
+        let is_answered = self.feed.is_answered() || canary!(self.config, TakeUnanswered);
+        let until = self.feed.answers_until;
+        // A program that sends without being asked may never be quiet.
+        let is_over = now >= until && (!is_answered || now >= until + ANSWERED_WITHIN);
+        if is_answered && now >= self.feed.settles_at() {
+            self.taking = true;
+            out.push(Action::TakeCheckpoint(at, self.feed.state()));
+        } else if is_over && !self.feed.open.is_empty() {
+            self.feed.checkpoint = None;
+            self.refuse(now);
+            out.push(Action::Note(Note::Unanswered));
         }
     }
 
-    /// Whether the program is late with answers that a checkpoint waits for.
-    pub(crate) fn answers_late(&self) -> Micros {
-        match self.feed.checkpoint {
-            Some(_) if !self.taking => self.feed.answers_until,
-            _ => Micros::NEVER,
+    /// When it is looked again whether the checkpoint that holds up the program can be taken.
+    pub(crate) fn checkpoint_due(&self) -> Micros {
+        let feed = &self.feed;
+        match feed.checkpoint {
+            Some(_) if self.taking || !feed.is_read() => Micros::NEVER,
+            Some(_) if feed.is_answered() => feed.settles_at(),
+            Some(_) => feed.answers_until,
+            None => Micros::NEVER,
         }
     }
 

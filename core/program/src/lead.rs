@@ -4,7 +4,7 @@
 use crate::api::Action;
 use crate::canary::canary;
 use crate::checkpoints::REPEAT;
-use crate::phase::Quiet;
+use crate::phase::{Proposed, Quiet};
 use crate::replica::{Replica, propose};
 use crate::{Entrance, Entry, Phase, Sessions};
 use plover_types::{Micros, ReplicaId, View};
@@ -19,6 +19,7 @@ impl Replica {
         self.phase.enter(Phase::Leading {
             view,
             asked: false,
+            proposed: None,
             opened: keeps.then_some(self.log.last),
             quiet: Quiet::Reads,
         });
@@ -32,6 +33,7 @@ impl Replica {
         }
         let Phase::Leading {
             asked,
+            proposed,
             opened,
             quiet,
             ..
@@ -54,6 +56,13 @@ impl Replica {
         if !self.config.checkpoints || self.checkpoints.waits() {
             return;
         }
+        if *proposed == Some(Proposed::Now) {
+            *proposed = Some(Proposed::UpTo(self.log.last.index));
+        }
+        if matches!(proposed, Some(Proposed::UpTo(last)) if self.feed.next <= *last) {
+            return;
+        }
+        *proposed = None;
         let bytes = self.feed.bytes;
         let others = self
             .config
@@ -63,7 +72,9 @@ impl Replica {
         let mut others = others.filter(|id| self.log.linked.contains(*id));
         let keeps = self.config.sessions != Sessions::Reconnect
             && *quiet == Quiet::Reads
-            && self.checkpoints.may_keep()
+            && self
+                .checkpoints
+                .may_keep(self.log.bytes < self.config.checkpoint_bytes_max)
             && others.next().is_some();
         let is_cheap = keeps || self.feed.open.is_empty();
         let is_due = self.checkpoints.needed
@@ -73,6 +84,7 @@ impl Replica {
         if is_due && now >= self.repeat_at {
             if keeps {
                 self.repeat_at = now + self.checkpoints.pause();
+                *proposed = Some(Proposed::Now);
                 let by = self.next_taker(false);
                 out.push(propose(&Entry::Checkpoint(by)));
                 return;
@@ -86,16 +98,13 @@ impl Replica {
                 }
                 return;
             }
-            if !is_fed && self.feed.next <= self.log.last.index {
-                // The cut may be among these.
-                return;
-            }
             let pause = if is_fed {
                 self.checkpoints.pause()
             } else {
                 REPEAT
             };
             self.repeat_at = now + pause;
+            *proposed = Some(Proposed::Now);
             let by = self.next_taker(self.checkpoints.needed);
             out.push(propose(&Entry::Cut(Some(by))));
         }

@@ -15,6 +15,15 @@ pub enum Quiet {
     Done(Index),
 }
 
+/// An entry that a leader has proposed, and has not executed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proposed {
+    /// Just now: consensus has not shown it yet.
+    Now,
+    /// It is at this index at the latest, unless it was lost.
+    UpTo(Index),
+}
+
 /// The state of a replica, with the data that exists only in it. The crate's first page draws it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -43,6 +52,8 @@ pub enum Phase {
         view: View,
         /// The cut was proposed.
         asked: bool,
+        /// A checkpoint was asked for, with an entry up to here, or with the last one now.
+        proposed: Option<Proposed>,
         /// Where it has cut off the clients of the leader before; none are accepted until it has.
         opened: Option<Viewstamp>,
         /// Whether the program reads its clients, if it reads them itself.

@@ -163,7 +163,7 @@ impl Replica {
         if now >= self.feed.stalls_at(self.config.stall) {
             self.stalled = true;
         }
-        if now >= self.answers_late() {
+        if now >= self.checkpoint_due() {
             self.go_on(now, out);
         }
         let is_full = self.is_full();
@@ -224,6 +224,7 @@ impl Replica {
             return;
         }
         open.session.sent += bytes.len() as u64;
+        self.feed.active_at = now;
         let is_compared = !open.inherited;
         if self.replies() {
             out.push(Action::Reply(connection, bytes.to_vec()));
@@ -298,7 +299,11 @@ impl Replica {
         match &self.phase {
             Phase::Leading { .. } => !self.stalled,
             Phase::Following => {
-                self.feed.ahead.is_none() && !self.stalled && !behind(self.feed.next)
+                // A checkpoint may take long, and clients would wait for it.
+                self.feed.ahead.is_none()
+                    && self.feed.checkpoint.is_none()
+                    && !self.stalled
+                    && !behind(self.feed.next)
             }
             // A group whose replicas all start elects one of them, and does not wait for its program.
             Phase::Restoring { from } => {
@@ -389,7 +394,7 @@ impl Replica {
             .min(repeat)
             .min(say)
             .min(claims)
-            .min(self.answers_late())
+            .min(self.checkpoint_due())
             .min(self.checkpoints.deadline())
     }
 

@@ -42,9 +42,7 @@ pub struct Session {
     pub greeting: Option<u64>,
     /// Bytes that it has sent up to the end of its first answer, once there is input behind it.
     pub login_end: Option<u64>,
-    /// Bytes that it had sent before the last input.
-    pub after: u64,
-    /// Bytes that this replica's program has sent.
+    /// Bytes that it has sent.
     pub sent: u64,
 }
 
@@ -76,9 +74,14 @@ impl State {
 #[derive(Clone, Debug)]
 pub(crate) struct Open {
     pub session: Session,
+    /// Bytes that the leader's program had sent before the last input.
+    after: u64,
     /// The program has had it before it was restored. What it sends is not compared: it may have been in the middle of
     /// an answer.
     pub inherited: bool,
+    /// Until the first input of an inherited one: bytes that the program repeats, of its greeting and its answer to a
+    /// login.
+    repeats: Option<u64>,
     /// The client sends nothing more.
     pub ended: bool,
     /// The program has ended it.
@@ -88,44 +91,51 @@ pub(crate) struct Open {
 impl Open {
     /// A client has connected.
     pub fn new(connection: ConnectionId, client: Client) -> Self {
-        let session = Session {
+        Self::of(Session {
             connection,
             client,
             login: Vec::new(),
             greeting: None,
             login_end: None,
-            after: 0,
             sent: 0,
-        };
+        })
+    }
+
+    fn of(session: Session) -> Self {
         Self {
             session,
+            after: 0,
             inherited: false,
+            repeats: None,
             ended: false,
             finished: false,
         }
     }
 
-    /// The connection of a program that is restored, to which it is opened anew. The program repeats its greeting, and
-    /// its answer to a login.
+    /// The connection of a program that is restored, to which it is opened anew.
     pub fn again(mut session: Session, sessions: Sessions) -> Self {
-        let repeated = match sessions {
+        let repeats = match sessions {
             Sessions::Login => session.login_end,
             Sessions::Reconnect | Sessions::Stateless => session.greeting,
         };
-        session.sent = repeated.map_or(0, |it| session.sent.saturating_sub(it));
+        let repeats = repeats.unwrap_or(session.sent);
+        session.sent = 0;
         Self {
-            session,
             inherited: true,
-            ended: false,
-            finished: false,
+            repeats: Some(repeats),
+            ..Self::of(session)
         }
     }
 
-    /// The program is given input, behind `after` bytes of its own.
+    /// The program is given input, behind `after` bytes of the leader's program.
     pub fn gives(&mut self, after: u64, bytes: &[u8], sessions: Sessions) {
         let session = &mut self.session;
+        if let Some(repeats) = self.repeats.take() {
+            // All before was answered at the checkpoint. Only what the program repeats may be still to come.
+            session.sent = after.saturating_sub(repeats.saturating_sub(session.sent));
+        }
+        self.after = after;
         let greeting = *session.greeting.get_or_insert(after);
-        session.after = after;
         if after > greeting {
             session.login_end.get_or_insert(after);
         } else if sessions == Sessions::Login && session.login.len() <= LOGIN_BYTES_MAX {
@@ -135,9 +145,17 @@ impl Open {
 
     /// Whether the program has answered all that it was given, and a restored program can go on with this connection.
     pub fn is_between_requests(&self) -> bool {
-        let session = &self.session;
-        let is_answered = session.greeting.is_none() || session.sent > session.after;
-        is_answered && !self.ended && session.login.len() <= LOGIN_BYTES_MAX
+        let Session {
+            login,
+            greeting,
+            sent,
+            ..
+        } = &self.session;
+        let is_answered = match self.repeats {
+            Some(repeats) => *sent >= repeats,
+            None => greeting.is_none() || *sent > self.after,
+        };
+        is_answered && !self.ended && login.len() <= LOGIN_BYTES_MAX
     }
 }
 
@@ -173,21 +191,30 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restored_program_says_again_is_not_counted_twice() {
+    fn what_a_restored_program_repeats_is_no_answer() {
         let mut it = open();
         it.session.sent = 10; // a greeting
         it.gives(10, b"log", Sessions::Login);
         it.gives(10, b"in", Sessions::Login);
         it.gives(15, b"a request", Sessions::Login);
-        it.session.sent = 18;
+        it.session.sent = 18; // the beginning of an answer of 8 bytes
         assert_eq!(it.session.login, b"login");
         let mut again = Open::again(it.session.clone(), Sessions::Login);
         assert!(!again.is_between_requests(), "it has not logged in");
         again.session.sent += 15;
-        assert_eq!(again.session.sent, it.session.sent);
         assert!(again.is_between_requests());
-        let stateless = Open::again(it.session, Sessions::Stateless);
-        assert_eq!(stateless.session.sent, 8);
+        again.gives(23, b"another", Sessions::Login);
+        assert!(!again.is_between_requests());
+        again.session.sent += 1;
+        assert!(again.is_between_requests());
+
+        let mut hasty = Open::again(it.session, Sessions::Stateless);
+        hasty.session.sent += 4; // of the greeting
+        hasty.gives(23, b"another", Sessions::Stateless);
+        hasty.session.sent += 6;
+        assert!(!hasty.is_between_requests(), "that was its greeting");
+        hasty.session.sent += 1;
+        assert!(hasty.is_between_requests());
         let unspoken = Open::again(open().session, Sessions::Login);
         assert!(unspoken.is_between_requests());
     }

@@ -179,9 +179,8 @@ impl Replica {
                 assert_eq!(own.at, at, "another checkpoint was asked for");
                 self.checkpoints.owns(own);
                 if self.config.restarts {
-                    let open = std::mem::take(&mut self.feed.open).into_values();
-                    let left = open.filter(|it| !it.finished).map(|it| it.session);
-                    self.open_again(now, left.collect(), out);
+                    let sessions = self.feed.take_sessions();
+                    self.open_again(now, sessions, out);
                 }
             }
             Err(why) => {

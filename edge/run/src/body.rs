@@ -369,6 +369,10 @@ impl Body {
                 self.restored.time = state.time;
                 let ends = self.config.program.snapshot_by_stop;
                 let program = if ends { self.program.take() } else { None };
+                if ends {
+                    // A program that waits for its clients would not end.
+                    self.sockets.clear();
+                }
                 self.jobs.archive(at, state, program);
             }
             Action::Fetch(held) => self.jobs.fetch(held),

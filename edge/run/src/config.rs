@@ -271,6 +271,9 @@ impl RunConfig {
                     .into(),
             );
         }
+        if program.sessions != Sessions::Reconnect && !self.takes_checkpoints() {
+            return Err("program.sessions goes with snapshot_cmd or snapshot_by_stop".into());
+        }
         if program.sessions != Sessions::Reconnect && program.check.0.is_none() {
             return Err(
                 "program.sessions needs program.check: it counts what the program answers, which must be the same on all \
@@ -436,6 +439,11 @@ mod tests {
                 "port = 6380",
                 "port = 6380\nsessions = \"sticky\"",
                 "reconnect",
+            ),
+            (
+                "snapshot_cmd =",
+                "sessions = \"login\"\nready_cmd =",
+                "sessions goes with",
             ),
             ("snapshot_cmd =", "restore_cmd =", "goes with snapshot_cmd"),
             ("port = 6380", "port = 0", "other than 0"),

@@ -11,8 +11,9 @@
 
 use plover_program::{Own, State};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,12 +31,17 @@ pub(crate) struct Files {
 impl Files {
     /// Makes the directories, and removes what an earlier process has left half done.
     pub fn open(state_dir: &Path) -> io::Result<Self> {
+        // `tar` is told two directories, and takes the second one from the first.
+        let state_dir = std::path::absolute(state_dir)?;
         let files = Self {
             data: state_dir.join("data"),
             checkpoints: state_dir.join("checkpoints"),
         };
         std::fs::create_dir_all(&files.data)?;
         std::fs::create_dir_all(&files.checkpoints)?;
+        // Logins are in there.
+        let own = Permissions::from_mode(0o700);
+        std::fs::set_permissions(&files.checkpoints, own)?;
         for entry in std::fs::read_dir(&files.checkpoints)? {
             let path = entry?.path();
             if path.extension().is_some_and(|it| it == "new") {
@@ -111,7 +117,9 @@ impl Files {
         std::fs::write(&file, state.encode())
             .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
         let mut tar = Command::new("tar");
-        tar.arg("-cf").arg(new).arg("-C").arg(&self.data).arg(".");
+        let theirs = format!("--exclude=./{STATE}");
+        tar.arg("-cf").arg(new).arg(theirs);
+        tar.arg("-C").arg(&self.data).arg(".");
         tar.arg("-C").arg(&self.checkpoints).arg(STATE);
         complete(tar, deadline)?;
         let _ = std::fs::remove_file(file);

@@ -72,6 +72,6 @@ fn a_checkpoint_in_the_middle_of_a_request_is_caught() {
 /// A leader's program reads its clients while the cut of a checkpoint is on its way.
 #[test]
 fn a_cut_while_the_program_reads_is_caught() {
-    let found_by = ["programs_agree", "replies_are_committed"];
+    let found_by = ["programs_agree", "replies_are_committed", "heals"];
     catches(Canary::CutUnquiet, &found_by);
 }

@@ -41,10 +41,8 @@ impl Body {
             Done::Ready(start, result) => self.readied(start, result),
             Done::Archived(result) => self.archived(result),
             Done::Fetched(result) => {
-                if result.is_ok() {
-                    let _ = self.files.newest();
-                }
                 self.apply(Event::Fetched(result));
+                let _ = self.files.newest();
             }
         }
     }
@@ -64,11 +62,11 @@ impl Body {
             }
             return;
         }
-        if result.is_ok() {
-            let _ = self.files.newest();
-        }
         if !self.config.program.snapshot_by_stop {
-            return self.apply(Event::CheckpointTaken(result));
+            self.apply(Event::CheckpointTaken(result));
+            // Older ones go.
+            let _ = self.files.newest();
+            return;
         }
         match result {
             Ok(own) => {
@@ -214,7 +212,10 @@ impl Body {
                 let state = std::mem::take(&mut self.restored);
                 self.apply(Event::Started(state));
             }
-            (Ok(()), Some(own)) => self.apply(Event::CheckpointTaken(Ok(own))),
+            (Ok(()), Some(own)) => {
+                self.apply(Event::CheckpointTaken(Ok(own)));
+                let _ = self.files.newest();
+            }
             (Err(why), None) => self.apply(Event::StartFailed(why)),
             (Err(why), Some(_)) => self.apply(Event::Died(why)),
         }

@@ -2,7 +2,7 @@
 
 use super::{Host, STEPS_TO_HEAL, World};
 use plover_program::{Event, Phase, Replica};
-use plover_types::Micros;
+use plover_types::{Index, Micros};
 
 impl World {
     pub(super) fn fault(&mut self, host: usize) {
@@ -13,7 +13,7 @@ impl World {
                 self.hosts[host].program = None;
                 (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
                 self.hosts[host].waits.clear();
-                if self.rng.chance(0.1) {
+                if self.rng.chance(0.1) && self.is_held_elsewhere(host) {
                     self.hosts[host].disk = None;
                 }
                 self.cut_off(|(leader, _)| leader == host);
@@ -43,6 +43,14 @@ impl World {
             10 => self.change_memory(host),
             _ => {}
         }
+    }
+
+    /// Whether another disk has a checkpoint from which the log goes on. A majority that lost its disks could not be healed.
+    fn is_held_elsewhere(&self, host: usize) -> bool {
+        let base = self.hosts.iter().map(|it| it.base).max();
+        let others = self.hosts.iter().enumerate().filter(|(id, _)| *id != host);
+        let mut disks = others.filter_map(|(_, it)| it.disk.as_ref());
+        base == Some(Index(0)) || disks.any(|(own, ..)| Some(own.at.index) >= base)
     }
 
     /// A fault in one program's memory, while the others are right.
