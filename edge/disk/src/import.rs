@@ -229,6 +229,8 @@ pub(crate) fn confine(
         return Err(DiskError::NotConfined(image.into()));
     }
     command.stdin(Stdio::null());
+    // glibc sets 64 MiB of addresses aside for each of its threads, of which there may be dozens.
+    command.env("MALLOC_ARENA_MAX", "1");
     let address_bytes_max = TOOL_BYTES_MAX + IMAGE_BYTES_MAX * files.read.len() as u64;
     // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
     unsafe {

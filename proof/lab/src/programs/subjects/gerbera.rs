@@ -42,6 +42,11 @@ impl Subject for Gerbera {
         format!("check = \"off\"\nready_cmd = 'curl -sf http://{own}:{port}/description.xml'")
     }
 
+    /// There are no checkpoints: a browse changes nothing that would have to be kept.
+    fn log_mib(&self) -> u32 {
+        64
+    }
+
     fn open(&self, _files: &Path, at: SocketAddrV4, patience: Duration) -> Result<Box<dyn Client>> {
         Ok(Box::new(Browse { at, patience }))
     }
