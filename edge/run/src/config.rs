@@ -49,8 +49,8 @@ pub struct ProgramConfig {
     pub device: Option<String>,
     /// The port on which the program listens.
     pub port: u16,
-    /// The address of this host at which the program listens; on all addresses is fine, too. A program that takes no
-    /// loopback address, such as a UPnP server, needs another one here, on each host its own.
+    /// With `via = "proxy"`: the address of this host at which the program listens; on all addresses is fine, too. A program
+    /// that takes no loopback address, such as a UPnP server, needs another one here, on each host its own.
     #[serde(default = "default_address")]
     pub address: Ipv4Addr,
     /// How long a program may take, in s, until it listens and is ready.
@@ -238,6 +238,13 @@ impl RunConfig {
             ));
         }
         let is_same = ip.is_loopback() || ip.is_unspecified() || *ip == program.address;
+        if program.via == Via::Preload && program.address != default_address() {
+            return Err(format!(
+                "program.address {} goes with program.via = \"proxy\": a preloaded program listens at 127.0.0.1, alone or \
+                 with all others",
+                program.address
+            ));
+        }
         if port == program.port && is_same {
             return Err(format!(
                 "program.listen {} is where the program listens itself (program.port): give clients another port",
@@ -451,6 +458,11 @@ mod tests {
                 "port = 6380",
                 "port = 6380\naddress = \"0.0.0.0\"",
                 "of this host alone",
+            ),
+            (
+                "\"proxy\"",
+                "\"preload\"\naddress = \"192.0.2.10\"",
+                "goes with program.via",
             ),
             ("192.0.2.100:6379", "192.0.2.100", "listen"),
             ("{ id = 2, address = \"192.0.2.12:7700\" },", "", "1, 3, 5"),
