@@ -121,7 +121,7 @@ impl Feed {
         self.active_at + SETTLES_WITHIN
     }
 
-    /// What a checkpoint keeps besides the program's files.
+    /// The state that a checkpoint keeps besides the program's files.
     pub fn state(&self) -> State {
         let sessions = self.left().map(|it| it.session.clone());
         State {

@@ -17,9 +17,10 @@ use serde::{Deserialize, Serialize};
 const LOGIN_BYTES_MAX: usize = 4096;
 
 /// How clients' connections outlive a checkpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Sessions {
-    /// They do not: clients are cut off, and connect again.
+    /// They do not: clients are cut off, and connect again (the default).
     #[default]
     Reconnect,
     /// The program remembers nothing of a connection between two requests.
@@ -46,7 +47,7 @@ pub struct Session {
     pub sent: u64,
 }
 
-/// What belongs to a checkpoint, and is not in the program's directory.
+/// The part of a checkpoint that is not in the program's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// The program's time ([`Entry::Clock`](crate::Entry::Clock)), µs since 1970; 0 if the log has none.
@@ -76,8 +77,8 @@ pub(crate) struct Open {
     pub session: Session,
     /// Bytes that the leader's program had sent before the last input.
     after: u64,
-    /// The program has had it before it was restored. What it sends is not compared: it may have been in the middle of
-    /// an answer.
+    /// It was open before the program was restored. Its output is not compared, since the checkpoint may have been
+    /// taken in the middle of an answer.
     pub inherited: bool,
     /// Until the first input of an inherited one: bytes that the program repeats, of its greeting and its answer to a
     /// login.

@@ -1,7 +1,7 @@
 //! The configuration file of a replica of a program.
 
 use plover_node::{ConfigError, FabricName, GroupConfig, PathConfig, read};
-use plover_program::Entrance;
+use plover_program::{Entrance, Sessions};
 use plover_types::{ReplicaId, ReplicaSet};
 use serde::Deserialize;
 use serde::de::Error;
@@ -120,29 +120,6 @@ pub enum Clock {
     Host,
     /// That of its last input, which the log says.
     Log,
-}
-
-/// How clients' connections outlive a checkpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Sessions {
-    /// They are closed (the default).
-    #[default]
-    Reconnect,
-    /// They go on; a restored program gets connections that it knows nothing of.
-    Stateless,
-    /// The same, and what each has sent before its first answer is said again.
-    Login,
-}
-
-impl From<Sessions> for plover_program::Sessions {
-    fn from(sessions: Sessions) -> Self {
-        match sessions {
-            Sessions::Reconnect => Self::Reconnect,
-            Sessions::Stateless => Self::Stateless,
-            Sessions::Login => Self::Login,
-        }
-    }
 }
 
 /// The output check.

@@ -29,7 +29,7 @@ pub struct Connection {
     pub is_cut: bool,
     /// Read, and no whole request yet.
     pub partly: Vec<u8>,
-    /// What the connection has said first, if programs want a login.
+    /// The first request of the connection, if programs want a login.
     pub login: Option<u64>,
 }
 

@@ -174,8 +174,8 @@ proptest! {
         }
     }
 
-    /// Damage on the way never brings a wrong record out. Whoever looks at memory alone would take
-    /// a forged record for the next one if the forger knew the salt, so here he does not.
+    /// Damage on the way never brings a wrong record out. The forged records have another salt:
+    /// with the session's own, a look at the memory alone would take one for the next record.
     #[test]
     fn damage_is_never_a_record(
         bytes in 16usize..64,

@@ -82,7 +82,7 @@ pub fn run(
         checkpoint_within: Micros::from_ms(2000 * config.program.snapshot_s),
         checkpoint_within_if_full: CHECKPOINT_WITHIN_IF_FULL,
         entrance: config.entrance(),
-        sessions: config.program.sessions.into(),
+        sessions: config.program.sessions,
         restarts: config.program.snapshot_by_stop,
         canary: Canary::None,
     };
