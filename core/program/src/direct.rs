@@ -91,7 +91,7 @@ impl Replica {
             _ => return false,
         }
         self.feed.next = at.index.next();
-        out.push(Action::Release(at));
+        out.extend(self.pace.committed(at).map(Action::Release));
         true
     }
 

@@ -62,6 +62,19 @@ pub enum Entry<'a> {
     Clock(u64),
     /// This replica takes a checkpoint here, and connections go on ([`Sessions`](crate::Sessions)).
     Checkpoint(ReplicaId),
+    /// How a replica's program keeps up with the log.
+    Progress(ReplicaId, Progress),
+}
+
+/// How a replica's program keeps up with the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Progress {
+    /// It has executed what was committed more than a moment ago.
+    InStep,
+    /// It has not, and goes on.
+    Behind,
+    /// It does not run, or is given nothing: a checkpoint is taken of it, or it stands still.
+    Away,
 }
 
 /// The hash of one piece of what a program has sent on one connection. It stands alone: it covers the bytes of
@@ -175,6 +188,7 @@ mod tests {
             Entry::Tainted(replica, Index(1010)),
             Entry::Clock(1011),
             Entry::Checkpoint(replica),
+            Entry::Progress(replica, Progress::Behind),
         ];
         assert_every_kind(&entries);
         let mut bytes: Vec<_> = entries.iter().map(Entry::encode).collect();

@@ -185,6 +185,8 @@ impl Replica {
 
     /// All connections end here, and perhaps a checkpoint is taken.
     fn cut(&mut self, now: Micros, at: Viewstamp, by: Option<ReplicaId>, out: &mut Vec<Action>) {
+        // What a leader's program has read itself, it reads before the end.
+        out.extend(self.pace.take_held().map(Action::Release));
         let all: Vec<ConnectionId> = self.feed.open.keys().copied().collect();
         for connection in all {
             self.close(now, connection, out);
@@ -213,8 +215,9 @@ impl Replica {
                 out.push(Action::Note(Note::Serves(*view)));
             }
         }
-        if let Some(by) = by {
-            self.asked(now, at, by, may_take, out);
+        match by {
+            Some(by) => self.asked(now, at, by, may_take, out),
+            None => self.pace.begins(now),
         }
     }
 
@@ -258,6 +261,8 @@ impl Replica {
                 }
             }
             Entry::Holds(held) => self.holds(held.clone(), out),
+            Entry::Progress(replica, progress) => self.pace.said(now, *replica, *progress),
+            Entry::Cut(None) => self.pace.begins(now),
             Entry::Needs(replica) => {
                 self.refuses &= *replica != self.config.me;
                 self.checkpoints.needs(*replica);

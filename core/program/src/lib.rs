@@ -96,6 +96,7 @@ mod entry;
 pub(crate) mod feed;
 mod inputs;
 mod lead;
+pub(crate) mod pace;
 mod phase;
 mod replica;
 pub(crate) mod session;
@@ -103,7 +104,7 @@ mod start;
 
 pub use api::{Action, Config, Difference, Entrance, Event, Excerpts, LogState, Note, Own, Taint};
 pub use canary::Canary;
-pub use entry::{Claim, Client, ConnectionId, Entry, Excerpt, Held};
+pub use entry::{Claim, Client, ConnectionId, Entry, Excerpt, Held, Progress};
 pub use phase::Phase;
 pub use replica::{Replica, Status};
 pub use session::{Session, Sessions, State};

@@ -5,6 +5,7 @@ use crate::canary::canary;
 use crate::check::{Check, Verdict};
 use crate::checkpoints::Checkpoints;
 use crate::feed::Feed;
+use crate::pace::Pace;
 use crate::phase::Quiet;
 use crate::{Claim, ConnectionId, Entry, Phase};
 use plover_types::{Index, Micros, ReplicaSet};
@@ -28,6 +29,7 @@ pub struct Replica {
     pub(crate) feed: Feed,
     pub(crate) check: Check,
     pub(crate) checkpoints: Checkpoints,
+    pub(crate) pace: Pace,
     /// The program stands still.
     pub(crate) stalled: bool,
     /// The caller takes a checkpoint.
@@ -65,6 +67,10 @@ pub struct Status {
     pub connections: usize,
     /// Its program leaves input unread.
     pub stalled: bool,
+    /// Its program has executed what was committed more than a moment ago.
+    pub in_step: bool,
+    /// It leads, and takes no input until the programs of its followers have caught up.
+    pub waits: bool,
     /// The index of its checkpoint.
     pub checkpoint: Option<Index>,
     /// The group's newest checkpoint.
@@ -82,6 +88,7 @@ impl Replica {
             feed: Feed::new(Index(1)),
             check: Check::new(config.me, config.members, config.check),
             checkpoints: Checkpoints::new(&config, own),
+            pace: Pace::new(config.me, config.members, config.stall),
             stalled: false,
             taking: false,
             failures: 0,
@@ -147,6 +154,7 @@ impl Replica {
             if log.leads != Some(view) {
                 out.push(Action::DropClients);
                 self.phase.enter(Phase::Following);
+                out.extend(self.pace.follows().map(Action::Release));
                 if canary!(self.config, StandAhead) {
                     self.go_on_ahead();
                 }
@@ -170,6 +178,7 @@ impl Replica {
         self.checkpoints.look(now, self.log.linked, is_full);
         self.keep_up(out);
         self.advance_start(now, out);
+        self.keep_pace(now, out);
         self.repeat(now, out);
         if matches!(self.phase, Phase::Leading { .. }) {
             self.advance_lead(now, out);
@@ -188,6 +197,10 @@ impl Replica {
         if let Some(held) = self.checkpoints.announce(now, &self.config.address) {
             out.push(propose(&Entry::Holds(held)));
         }
+        if !self.is_full() {
+            let progress = self.pace.says(now);
+            out.extend(progress.map(|it| propose(&Entry::Progress(self.config.me, it))));
+        }
         if (self.confesses.is_some() || self.refuses) && now >= self.say_at {
             self.say_at = now + crate::checkpoints::REPEAT;
             if let Some(executed) = self.confesses {
@@ -203,6 +216,27 @@ impl Replica {
             return None;
         }
         self.check.due(now)
+    }
+
+    /// Looks whether this replica's program keeps up, and whether a leader waits for those of its followers.
+    fn keep_pace(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if self.phase.executes() {
+            let held = self.feed.checkpoint.is_some();
+            self.pace.look(now, self.log.commit, self.feed.next, held);
+        }
+        let leads = matches!(self.phase, Phase::Leading { .. });
+        if leads && !canary!(self.config, WaitForNobody) {
+            let Config { me, members, .. } = self.config;
+            let linked = self.log.linked;
+            let followers = members
+                .iter()
+                .filter(|id| *id != me && linked.contains(*id));
+            let (released, gives_up) = self.pace.lead(now, followers);
+            out.extend(released.map(Action::Release));
+            if gives_up {
+                out.push(Action::Note(Note::FollowersBehind));
+            }
+        }
     }
 
     /// Whether the caller sends what the program answers to clients.
@@ -303,7 +337,7 @@ impl Replica {
                 self.feed.ahead.is_none()
                     && self.feed.checkpoint.is_none()
                     && !self.stalled
-                    && !behind(self.feed.next)
+                    && self.pace.is_in_step()
             }
             // A group whose replicas all start elects one of them, and does not wait for its program.
             Phase::Restoring { from } => {
@@ -331,6 +365,7 @@ impl Replica {
         let is_ready = self.config.entrance == Entrance::Fed || self.feed.is_read();
         is_open
             && is_ready
+            && !self.pace.waits
             && !self.is_full()
             && self.feed.checkpoint.is_none()
             && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
@@ -396,6 +431,7 @@ impl Replica {
             .min(claims)
             .min(self.checkpoint_due())
             .min(self.checkpoints.deadline())
+            .min(self.pace.deadline(self.is_full()))
     }
 
     /// Where this replica stands.
@@ -410,6 +446,8 @@ impl Replica {
             },
             connections: self.feed.open.len(),
             stalled: self.stalled,
+            in_step: self.pace.is_in_step(),
+            waits: self.pace.waits,
             checkpoint: self.own().map(|it| it.at.index),
             newest: self.checkpoints.newest().map(|it| it.index),
             taint: match &self.phase {

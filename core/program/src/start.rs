@@ -60,6 +60,7 @@ impl Replica {
         }
         (self.stalled, self.taking) = (false, false);
         self.runs_since = Micros::NEVER;
+        self.pace.stops(now);
         self.feed = Feed::new(Index(1));
         self.phase.enter(Phase::Tainted { why, until });
     }
@@ -157,6 +158,7 @@ impl Replica {
         self.feed.time = state.time;
         self.check = Check::new(self.config.me, self.config.members, self.config.check);
         self.runs_since = now;
+        self.pace.starts(now, self.log.commit);
         self.phase.enter(Phase::Following);
         out.push(Action::Note(Note::Runs(Index(next.0 - 1))));
         self.open_again(now, state.sessions, out);

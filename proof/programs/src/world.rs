@@ -14,7 +14,7 @@ const STEPS: u64 = 3000;
 const STEPS_TO_HEAL: u64 = 40_000;
 
 /// Moments that the seeds must reach, or they prove little.
-pub const REACHED: [&str; 17] = [
+pub const REACHED: [&str; 18] = [
     "client: a reply",
     "client: cut off",
     "leader: serves",
@@ -32,6 +32,7 @@ pub const REACHED: [&str; 17] = [
     "program: restored since it was ahead",
     "program: its reads fail",
     "leader: quiet",
+    "leader: waits for programs",
 ];
 
 /// The options of a run.

@@ -1,25 +1,13 @@
 //! Leaders whose programs read their clients themselves, before their input is committed.
 
-use super::{Client, Host, Waiting, World};
+use super::{Client, Waiting, World};
 use crate::program::Connection;
 use plover_program::{ConnectionId, Entrance, Entry, Event, Phase, Replica};
 use plover_types::{Index, Viewstamp};
 
-/// Entries that followers may lack in the end, when clients go on.
-const LAG_MAX: u64 = 10;
-
 impl World {
     /// A client of the host that leads, or believes that it leads.
     pub(super) fn client_directly(&mut self, place: usize) {
-        // The leader does not wait for its followers' programs. In the end its clients do, so that all come to the
-        // same state.
-        let lags = |host: &Host| {
-            let executed = host.brain.as_ref().map(|it| it.status().executed.0);
-            executed.is_none_or(|it| it + LAG_MAX < self.log.len() as u64)
-        };
-        if !self.faults && self.hosts.iter().any(lags) {
-            return;
-        }
         let Some((host, id)) = self.clients[place].to else {
             return self.connect_directly(place);
         };

@@ -101,6 +101,10 @@ impl World {
         for action in out {
             self.obey(host, action);
         }
+        let brain = self.hosts[host].brain.as_ref();
+        if brain.is_some_and(|it| it.status().waits) {
+            self.coverage.hit("leader: waits for programs");
+        }
         let may = self.hosts[host]
             .brain
             .as_ref()

@@ -1,0 +1,415 @@
+//! Leaders wait for programs of followers that fall behind, so that clients of the next leader do not.
+//!
+//! A new leader serves nobody until its program has executed all that is committed. A follower's program may be the slower
+//! one: it is given one input at a time, on a host with other work. So each replica says in the log when its program falls
+//! behind, and when it is in step again. Then its leader takes no input, and answers none:
+//!
+//! * while fewer programs than a majority, its own included, are in step: then a program of each majority is. It waits for a
+//!   second at most, since a program that was started from an old checkpoint may need minutes;
+//! * for a third of the time while any follower's program is behind and advances: it would never catch up with a leader
+//!   whose program does all that it can.
+
+use crate::checkpoints::REPEAT;
+use crate::entry::Progress;
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A program is behind if it lacks an entry that was committed so long ago,
+const BEHIND: Micros = Micros::from_ms(100);
+/// and in step again when it lacks none that was committed so long ago.
+const IN_STEP: Micros = Micros::from_ms(25);
+
+/// A program that is given nothing for so long does not catch up.
+const ADVANCES_WITHIN: Micros = Micros(2 * REPEAT.0);
+
+/// A leader waits for so long until a majority is in step,
+const WAITS_MAX: Micros = Micros::from_ms(1000);
+/// and in each `ROUND` for so long for the others.
+const WAITS_A_ROUND: Micros = Micros::from_ms(20);
+const ROUND: Micros = Micros::from_ms(60);
+
+/// Entries that were committed within this time are noted together.
+const TOGETHER: Micros = Micros::from_ms(5);
+const NOTED_MAX: usize = 1024;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Pace {
+    me: ReplicaId,
+    /// Followers whose programs make a majority with the leader's.
+    needed: usize,
+    waits_max: Micros,
+    own: Own,
+    /// What the log says of the others' programs since its leader's first entry, and when it said so. Those that it does
+    /// not name are in step.
+    said: BTreeMap<ReplicaId, (Progress, Micros)>,
+    /// Since when too few programs are in step, and since when one is behind.
+    too_few_since: Micros,
+    behind_since: Micros,
+    /// It has waited long enough for a majority.
+    gave_up: bool,
+    /// This leader waits.
+    pub waits: bool,
+    /// When it begins or ends to wait for the others.
+    turns_at: Micros,
+    /// Up to where input is committed whose output waits, too.
+    held: Option<Viewstamp>,
+}
+
+/// How this replica's own program goes on.
+#[derive(Clone, Debug)]
+struct Own {
+    progress: Progress,
+    /// The entries that it lacks: up to where, and when they were committed; the oldest first.
+    lacks: VecDeque<(Index, Micros)>,
+    /// What it is given next, and since when.
+    next: Index,
+    since: Micros,
+    /// When the log is told again.
+    say_at: Micros,
+}
+
+impl Own {
+    fn set(&mut self, now: Micros, progress: Progress) {
+        if self.progress != progress {
+            (self.progress, self.say_at) = (progress, now);
+        }
+    }
+
+    /// Since when the oldest entry that it lacks is committed.
+    fn lacks_since(&self) -> Micros {
+        self.lacks
+            .front()
+            .map_or(Micros::NEVER, |(_, since)| *since)
+    }
+}
+
+impl Pace {
+    pub fn new(me: ReplicaId, members: ReplicaSet, stall: Micros) -> Self {
+        Self {
+            me,
+            needed: members.len() / 2,
+            // A program whose output waits does not stand still.
+            waits_max: WAITS_MAX.min(Micros(stall.0 / 2)),
+            own: Own {
+                progress: Progress::Away,
+                lacks: VecDeque::new(),
+                next: Index(0),
+                since: Micros::ZERO,
+                say_at: Micros::ZERO,
+            },
+            said: BTreeMap::new(),
+            too_few_since: Micros::NEVER,
+            behind_since: Micros::NEVER,
+            gave_up: false,
+            waits: false,
+            turns_at: Micros::NEVER,
+            held: None,
+        }
+    }
+
+    /// This replica's program was started. How long ago the entries up to `commit` were committed is not known.
+    pub fn starts(&mut self, now: Micros, commit: Index) {
+        self.own.lacks = VecDeque::from([(commit, Micros::ZERO)]);
+        self.own.since = now;
+    }
+
+    /// This replica's program was stopped.
+    pub fn stops(&mut self, now: Micros) {
+        self.own.set(now, Progress::Away);
+        self.follows();
+    }
+
+    /// Whether this replica's program is in step.
+    pub fn is_in_step(&self) -> bool {
+        self.own.progress == Progress::InStep
+    }
+
+    /// Entries up to `commit` are committed. This replica's program is given `next` next, and not before its checkpoint is
+    /// taken if it is `held`.
+    pub fn look(&mut self, now: Micros, commit: Index, next: Index, held: bool) {
+        let own = &mut self.own;
+        let is_full = own.lacks.len() >= NOTED_MAX;
+        match own.lacks.back_mut() {
+            Some((last, _)) if *last >= commit => {}
+            Some((last, since)) if is_full || now.since(*since) < TOGETHER => *last = commit,
+            _ if commit >= next => own.lacks.push_back((commit, now)),
+            _ => {}
+        }
+        while own.lacks.front().is_some_and(|(last, _)| *last < next) {
+            own.lacks.pop_front();
+        }
+        if own.next != next {
+            (own.next, own.since) = (next, now);
+        }
+        let bound = match own.progress {
+            Progress::InStep => BEHIND,
+            Progress::Behind | Progress::Away => IN_STEP,
+        };
+        let progress = if now.since(own.lacks_since()) < bound {
+            Progress::InStep
+        } else if held || now.since(own.since) >= ADVANCES_WITHIN {
+            Progress::Away
+        } else {
+            Progress::Behind
+        };
+        own.set(now, progress);
+    }
+
+    /// What the log is to say now about this replica's program.
+    pub fn says(&mut self, now: Micros) -> Option<Progress> {
+        let is_due = now >= self.own.say_at && !self.is_said();
+        is_due.then(|| {
+            self.own.say_at = now + REPEAT;
+            self.own.progress
+        })
+    }
+
+    /// A program that is behind is spoken of as long as it advances.
+    fn is_said(&self) -> bool {
+        let said = self.said.get(&self.me).map_or(Progress::InStep, |it| it.0);
+        self.needed == 0 || (said == self.own.progress && said != Progress::Behind)
+    }
+
+    /// The log says so of `replica`.
+    pub fn said(&mut self, now: Micros, replica: ReplicaId, progress: Progress) {
+        self.said.insert(replica, (progress, now));
+    }
+
+    /// A leader begins. All say again where they are, since the log may have been trimmed behind what they have said.
+    pub fn begins(&mut self, now: Micros) {
+        self.said.clear();
+        self.own.say_at = now;
+    }
+
+    /// A leader looks whether it waits for the programs of these followers. Returns up to where output leaves now, and whether
+    /// it waits no longer although too few are in step.
+    pub fn lead(
+        &mut self,
+        now: Micros,
+        followers: impl Iterator<Item = ReplicaId>,
+    ) -> (Option<Viewstamp>, bool) {
+        let (mut in_step, mut behind) = (0, 0);
+        for follower in followers {
+            match self.said.get(&follower) {
+                None | Some((Progress::InStep, _)) => in_step += 1,
+                // One that hangs says nothing more.
+                Some((Progress::Behind, at)) if now.since(*at) < ADVANCES_WITHIN => behind += 1,
+                Some(_) => {}
+            }
+        }
+        let since = |is_so: bool, since: Micros| if is_so { since.min(now) } else { Micros::NEVER };
+        let are_too_few = in_step < self.needed && in_step + behind >= self.needed;
+        self.too_few_since = since(are_too_few, self.too_few_since);
+        self.behind_since = since(behind > 0, self.behind_since);
+
+        let for_a_majority = are_too_few && now.since(self.too_few_since) < self.waits_max;
+        let gives_up = are_too_few && !for_a_majority && !self.gave_up;
+        self.gave_up = are_too_few && !for_a_majority;
+        let place = now.since(self.behind_since).0 % ROUND.0;
+        let for_others = behind > 0 && place < WAITS_A_ROUND.0;
+        let turns_in = if for_others { WAITS_A_ROUND.0 } else { ROUND.0 } - place;
+        self.turns_at = if behind > 0 {
+            now + Micros(turns_in)
+        } else {
+            Micros::NEVER
+        };
+
+        self.waits = for_a_majority || for_others;
+        let released = if self.waits { None } else { self.held.take() };
+        (released, gives_up)
+    }
+
+    /// Input up to `at` is committed. Returns up to where its output leaves now.
+    pub fn committed(&mut self, at: Viewstamp) -> Option<Viewstamp> {
+        if self.waits {
+            self.held = Some(at);
+            return None;
+        }
+        Some(at)
+    }
+
+    /// Up to where output leaves now although this leader waits.
+    pub fn take_held(&mut self) -> Option<Viewstamp> {
+        self.held.take()
+    }
+
+    /// This replica leads no more. Returns up to where output leaves now.
+    pub fn follows(&mut self) -> Option<Viewstamp> {
+        (self.too_few_since, self.behind_since) = (Micros::NEVER, Micros::NEVER);
+        (self.turns_at, self.waits, self.gave_up) = (Micros::NEVER, false, false);
+        self.held.take()
+    }
+
+    /// When this replica has to look again. The log takes nothing of it if it is full.
+    pub fn deadline(&self, is_full: bool) -> Micros {
+        let own = &self.own;
+        let say = if is_full || self.is_said() {
+            Micros::NEVER
+        } else {
+            own.say_at
+        };
+        // A program that is behind comes into step by what it does.
+        let changes = match own.progress {
+            Progress::InStep => own.lacks_since().max(Micros(1)) + BEHIND,
+            Progress::Behind => own.since + ADVANCES_WITHIN,
+            Progress::Away => Micros::NEVER,
+        };
+        say.min(changes).min(self.turns_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::View;
+
+    const ALL: [ReplicaId; 3] = [ReplicaId(0), ReplicaId(1), ReplicaId(2)];
+    const FOLLOWERS: [ReplicaId; 2] = [ALL[1], ALL[2]];
+
+    fn pace() -> Pace {
+        Pace::new(ALL[0], ReplicaSet::of(ALL), Micros::from_ms(5000))
+    }
+
+    fn ms(ms: u64) -> Micros {
+        Micros::from_ms(ms)
+    }
+
+    fn at(index: u64) -> Viewstamp {
+        Viewstamp {
+            view: View(16),
+            index: Index(index),
+        }
+    }
+
+    fn leads(pace: &mut Pace, now: u64) -> (Option<Viewstamp>, bool) {
+        pace.lead(ms(now), FOLLOWERS.into_iter())
+    }
+
+    #[test]
+    fn a_program_falls_behind_and_catches_up() {
+        let mut pace = pace();
+        pace.starts(ms(1000), Index(10));
+        pace.look(ms(1000), Index(10), Index(1), false);
+        assert_eq!(
+            pace.says(ms(1000)),
+            Some(Progress::Behind),
+            "it has just started"
+        );
+        pace.look(ms(1010), Index(20), Index(11), false);
+        assert!(pace.is_in_step(), "what it lacks is 10 ms old");
+        pace.look(ms(1109), Index(30), Index(19), false);
+        assert!(pace.is_in_step());
+        assert_eq!(pace.deadline(false), ms(1110));
+        pace.look(ms(1110), Index(30), Index(19), false);
+        assert!(!pace.is_in_step(), "entry 19 is 100 ms old");
+        assert_eq!(pace.says(ms(1110)), Some(Progress::Behind));
+        assert_eq!(
+            pace.says(ms(1111)),
+            None,
+            "the log has half a second to show it"
+        );
+        pace.look(ms(1130), Index(30), Index(21), false);
+        assert!(pace.is_in_step(), "entry 21 is 21 ms old");
+    }
+
+    #[test]
+    fn a_program_that_is_given_nothing_is_away() {
+        let mut pace = pace();
+        pace.starts(ms(1000), Index(10));
+        pace.look(ms(1000), Index(10), Index(5), true);
+        assert_eq!(
+            pace.says(ms(1000)),
+            Some(Progress::Away),
+            "a checkpoint is taken of it"
+        );
+        pace.look(ms(1100), Index(10), Index(6), false);
+        assert_eq!(pace.says(ms(1100)), Some(Progress::Behind));
+        assert_eq!(
+            pace.deadline(true),
+            ms(2100),
+            "a full log takes no entry about it"
+        );
+        pace.look(ms(2100), Index(10), Index(6), false);
+        assert_eq!(pace.says(ms(2100)), Some(Progress::Away), "it stands still");
+        pace.said(ms(2100), ALL[0], Progress::Away);
+        assert_eq!(pace.says(ms(9000)), None, "the log shows it");
+        pace.begins(ms(9000));
+        assert_eq!(
+            pace.says(ms(9000)),
+            Some(Progress::Away),
+            "a new leader may not know"
+        );
+    }
+
+    #[test]
+    fn a_leader_waits_for_a_majority_but_not_for_ever() {
+        let mut pace = pace();
+        for follower in FOLLOWERS {
+            pace.said(ms(0), follower, Progress::Behind);
+        }
+        assert_eq!(leads(&mut pace, 0), (None, false));
+        assert!(pace.waits);
+        assert_eq!(pace.committed(at(7)), None);
+        assert_eq!(leads(&mut pace, 500), (None, false));
+        pace.said(ms(600), FOLLOWERS[0], Progress::InStep);
+        pace.said(ms(600), FOLLOWERS[1], Progress::Away);
+        assert_eq!(leads(&mut pace, 600), (Some(at(7)), false));
+        assert_eq!(pace.committed(at(8)), Some(at(8)));
+
+        for now in (700..1700).step_by(100) {
+            for follower in FOLLOWERS {
+                pace.said(ms(now), follower, Progress::Behind);
+            }
+            assert_eq!(leads(&mut pace, now), (None, false));
+            assert!(pace.waits, "after {now} ms");
+        }
+        pace.said(ms(1700), FOLLOWERS[0], Progress::Behind);
+        assert_eq!(
+            leads(&mut pace, 1740),
+            (None, true),
+            "the operator is told once"
+        );
+        assert!(!pace.waits);
+        assert_eq!(leads(&mut pace, 1741), (None, false));
+    }
+
+    #[test]
+    fn a_third_of_the_time_is_for_one_that_catches_up() {
+        let mut pace = pace();
+        pace.said(ms(0), FOLLOWERS[0], Progress::Behind);
+        let waits: Vec<u64> = (0..600)
+            .filter(|now| {
+                leads(&mut pace, *now);
+                pace.waits
+            })
+            .collect();
+        assert_eq!(waits.len(), 200);
+        assert_eq!(waits[..21], [(0..20).collect(), vec![60]].concat());
+        leads(&mut pace, 1000);
+        assert!(!pace.waits, "it has said nothing for a second");
+        assert_eq!(pace.deadline(true), Micros::NEVER);
+    }
+
+    #[test]
+    fn programs_that_are_away_are_not_waited_for() {
+        let mut pace = pace();
+        pace.said(ms(0), FOLLOWERS[0], Progress::Away);
+        leads(&mut pace, 0);
+        assert!(!pace.waits);
+        pace.said(ms(0), FOLLOWERS[1], Progress::Away);
+        leads(&mut pace, 0);
+        assert!(!pace.waits, "nobody can catch up");
+    }
+
+    #[test]
+    fn a_deposed_leader_holds_nothing_back() {
+        let mut pace = pace();
+        for follower in FOLLOWERS {
+            pace.said(ms(0), follower, Progress::Behind);
+        }
+        leads(&mut pace, 0);
+        assert_eq!(pace.committed(at(7)), None);
+        assert_eq!(pace.follows(), Some(at(7)));
+        assert_eq!(pace.committed(at(8)), Some(at(8)));
+    }
+}
