@@ -32,9 +32,6 @@ pub enum Canary {
     /// A checkpoint is taken while a request is not answered, and its connection goes on.
     #[cfg(feature = "canary")]
     TakeUnanswered,
-    /// A leader does not wait for programs that are behind.
-    #[cfg(feature = "canary")]
-    WaitForNobody,
     /// A leader trims the log behind a checkpoint that no other replica holds yet.
     #[cfg(feature = "canary")]
     TrimEarly,

@@ -98,13 +98,16 @@ mod inputs;
 mod lead;
 pub(crate) mod pace;
 mod phase;
+mod progress;
 mod replica;
 pub(crate) mod session;
 mod start;
+mod status;
 
 pub use api::{Action, Config, Difference, Entrance, Event, Excerpts, LogState, Note, Own, Taint};
 pub use canary::Canary;
 pub use entry::{Claim, Client, ConnectionId, Entry, Excerpt, Held, Progress};
 pub use phase::Phase;
-pub use replica::{Replica, Status};
+pub use replica::Replica;
 pub use session::{Session, Sessions, State};
+pub use status::Status;

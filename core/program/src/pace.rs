@@ -11,16 +11,9 @@
 
 use crate::checkpoints::REPEAT;
 use crate::entry::Progress;
+use crate::progress::{ADVANCES_WITHIN, OwnProgress};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
-use std::collections::{BTreeMap, VecDeque};
-
-/// A program is behind if it lacks an entry that was committed so long ago,
-const BEHIND: Micros = Micros::from_ms(100);
-/// and in step again when it lacks none that was committed so long ago.
-const IN_STEP: Micros = Micros::from_ms(25);
-
-/// A program that is given nothing for so long does not catch up.
-const ADVANCES_WITHIN: Micros = Micros(2 * REPEAT.0);
+use std::collections::BTreeMap;
 
 /// A leader waits for so long until a majority is in step,
 const WAITS_MAX: Micros = Micros::from_ms(1000);
@@ -28,17 +21,16 @@ const WAITS_MAX: Micros = Micros::from_ms(1000);
 const WAITS_A_ROUND: Micros = Micros::from_ms(20);
 const ROUND: Micros = Micros::from_ms(60);
 
-/// Entries that were committed within this time are noted together.
-const TOGETHER: Micros = Micros::from_ms(5);
-const NOTED_MAX: usize = 1024;
-
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     me: ReplicaId,
     /// Followers whose programs make a majority with the leader's.
     needed: usize,
     waits_max: Micros,
-    own: Own,
+    /// This replica's own program.
+    pub own: OwnProgress,
+    /// When the log is told of it again.
+    say_at: Micros,
     /// What the log says of the others' programs since its leader's first entry, and when it said so. Those that it does
     /// not name are in step.
     said: BTreeMap<ReplicaId, (Progress, Micros)>,
@@ -55,34 +47,6 @@ pub(crate) struct Pace {
     held: Option<Viewstamp>,
 }
 
-/// How this replica's own program goes on.
-#[derive(Clone, Debug)]
-struct Own {
-    progress: Progress,
-    /// The entries that it lacks: up to where, and when they were committed; the oldest first.
-    lacks: VecDeque<(Index, Micros)>,
-    /// What it is given next, and since when.
-    next: Index,
-    since: Micros,
-    /// When the log is told again.
-    say_at: Micros,
-}
-
-impl Own {
-    fn set(&mut self, now: Micros, progress: Progress) {
-        if self.progress != progress {
-            (self.progress, self.say_at) = (progress, now);
-        }
-    }
-
-    /// Since when the oldest entry that it lacks is committed.
-    fn lacks_since(&self) -> Micros {
-        self.lacks
-            .front()
-            .map_or(Micros::NEVER, |(_, since)| *since)
-    }
-}
-
 impl Pace {
     pub fn new(me: ReplicaId, members: ReplicaSet, stall: Micros) -> Self {
         Self {
@@ -90,13 +54,8 @@ impl Pace {
             needed: members.len() / 2,
             // A program whose output waits does not stand still.
             waits_max: WAITS_MAX.min(Micros(stall.0 / 2)),
-            own: Own {
-                progress: Progress::Away,
-                lacks: VecDeque::new(),
-                next: Index(0),
-                since: Micros::ZERO,
-                say_at: Micros::ZERO,
-            },
+            own: OwnProgress::new(),
+            say_at: Micros::ZERO,
             said: BTreeMap::new(),
             too_few_since: Micros::NEVER,
             behind_since: Micros::NEVER,
@@ -107,67 +66,32 @@ impl Pace {
         }
     }
 
-    /// This replica's program was started. How long ago the entries up to `commit` were committed is not known.
-    pub fn starts(&mut self, now: Micros, commit: Index) {
-        self.own.lacks = VecDeque::from([(commit, Micros::ZERO)]);
-        self.own.since = now;
-    }
-
     /// This replica's program was stopped.
     pub fn stops(&mut self, now: Micros) {
-        self.own.set(now, Progress::Away);
+        (self.own.is, self.say_at) = (Progress::Away, now);
         self.follows();
     }
 
-    /// Whether this replica's program is in step.
-    pub fn is_in_step(&self) -> bool {
-        self.own.progress == Progress::InStep
-    }
-
-    /// Entries up to `commit` are committed. This replica's program is given `next` next, and not before its checkpoint is
-    /// taken if it is `held`.
+    /// Looks how this replica's program keeps up ([`OwnProgress::look`]).
     pub fn look(&mut self, now: Micros, commit: Index, next: Index, held: bool) {
-        let own = &mut self.own;
-        let is_full = own.lacks.len() >= NOTED_MAX;
-        match own.lacks.back_mut() {
-            Some((last, _)) if *last >= commit => {}
-            Some((last, since)) if is_full || now.since(*since) < TOGETHER => *last = commit,
-            _ if commit >= next => own.lacks.push_back((commit, now)),
-            _ => {}
+        if self.own.look(now, commit, next, held) {
+            self.say_at = now;
         }
-        while own.lacks.front().is_some_and(|(last, _)| *last < next) {
-            own.lacks.pop_front();
-        }
-        if own.next != next {
-            (own.next, own.since) = (next, now);
-        }
-        let bound = match own.progress {
-            Progress::InStep => BEHIND,
-            Progress::Behind | Progress::Away => IN_STEP,
-        };
-        let progress = if now.since(own.lacks_since()) < bound {
-            Progress::InStep
-        } else if held || now.since(own.since) >= ADVANCES_WITHIN {
-            Progress::Away
-        } else {
-            Progress::Behind
-        };
-        own.set(now, progress);
     }
 
     /// What the log is to say now about this replica's program.
     pub fn says(&mut self, now: Micros) -> Option<Progress> {
-        let is_due = now >= self.own.say_at && !self.is_said();
+        let is_due = now >= self.say_at && !self.is_said();
         is_due.then(|| {
-            self.own.say_at = now + REPEAT;
-            self.own.progress
+            self.say_at = now + REPEAT;
+            self.own.is
         })
     }
 
     /// A program that is behind is spoken of as long as it advances.
     fn is_said(&self) -> bool {
         let said = self.said.get(&self.me).map_or(Progress::InStep, |it| it.0);
-        self.needed == 0 || (said == self.own.progress && said != Progress::Behind)
+        self.needed == 0 || (said == self.own.is && said != Progress::Behind)
     }
 
     /// The log says so of `replica`.
@@ -178,7 +102,7 @@ impl Pace {
     /// A leader begins. All say again where they are, since the log may have been trimmed behind what they have said.
     pub fn begins(&mut self, now: Micros) {
         self.said.clear();
-        self.own.say_at = now;
+        self.say_at = now;
     }
 
     /// A leader looks whether it waits for the programs of these followers. Returns up to where output leaves now, and whether
@@ -242,19 +166,12 @@ impl Pace {
 
     /// When this replica has to look again. The log takes nothing of it if it is full.
     pub fn deadline(&self, is_full: bool) -> Micros {
-        let own = &self.own;
         let say = if is_full || self.is_said() {
             Micros::NEVER
         } else {
-            own.say_at
+            self.say_at
         };
-        // A program that is behind comes into step by what it does.
-        let changes = match own.progress {
-            Progress::InStep => own.lacks_since().max(Micros(1)) + BEHIND,
-            Progress::Behind => own.since + ADVANCES_WITHIN,
-            Progress::Away => Micros::NEVER,
-        };
-        say.min(changes).min(self.turns_at)
+        say.min(self.own.deadline()).min(self.turns_at)
     }
 }
 
@@ -286,58 +203,33 @@ mod tests {
     }
 
     #[test]
-    fn a_program_falls_behind_and_catches_up() {
+    fn the_log_is_told_until_it_shows_it() {
         let mut pace = pace();
-        pace.starts(ms(1000), Index(10));
-        pace.look(ms(1000), Index(10), Index(1), false);
-        assert_eq!(
-            pace.says(ms(1000)),
-            Some(Progress::Behind),
-            "it has just started"
-        );
-        pace.look(ms(1010), Index(20), Index(11), false);
-        assert!(pace.is_in_step(), "what it lacks is 10 ms old");
-        pace.look(ms(1109), Index(30), Index(19), false);
-        assert!(pace.is_in_step());
-        assert_eq!(pace.deadline(false), ms(1110));
-        pace.look(ms(1110), Index(30), Index(19), false);
-        assert!(!pace.is_in_step(), "entry 19 is 100 ms old");
-        assert_eq!(pace.says(ms(1110)), Some(Progress::Behind));
-        assert_eq!(
-            pace.says(ms(1111)),
-            None,
-            "the log has half a second to show it"
-        );
-        pace.look(ms(1130), Index(30), Index(21), false);
-        assert!(pace.is_in_step(), "entry 21 is 21 ms old");
+        pace.own.starts(ms(1000), Index(10));
+        pace.look(ms(1000), Index(10), Index(5), true);
+        assert_eq!(pace.says(ms(1000)), Some(Progress::Away));
+        assert_eq!(pace.says(ms(1499)), None);
+        assert_eq!(pace.says(ms(1500)), Some(Progress::Away));
+        pace.said(ms(1600), ALL[0], Progress::Away);
+        assert_eq!(pace.says(ms(9000)), None);
+        pace.begins(ms(9000));
+        assert_eq!(pace.says(ms(9000)), Some(Progress::Away));
     }
 
     #[test]
-    fn a_program_that_is_given_nothing_is_away() {
+    fn a_program_that_is_behind_is_spoken_of_as_long_as_it_advances() {
         let mut pace = pace();
-        pace.starts(ms(1000), Index(10));
-        pace.look(ms(1000), Index(10), Index(5), true);
-        assert_eq!(
-            pace.says(ms(1000)),
-            Some(Progress::Away),
-            "a checkpoint is taken of it"
-        );
-        pace.look(ms(1100), Index(10), Index(6), false);
-        assert_eq!(pace.says(ms(1100)), Some(Progress::Behind));
+        pace.own.starts(ms(1000), Index(10));
+        for (now, next) in [(1000, 5), (1500, 6), (2000, 7)] {
+            pace.look(ms(now), Index(10), Index(next), false);
+            assert_eq!(pace.says(ms(now)), Some(Progress::Behind));
+            pace.said(ms(now), ALL[0], Progress::Behind);
+        }
+        assert_eq!(pace.deadline(false), ms(2500));
         assert_eq!(
             pace.deadline(true),
-            ms(2100),
+            ms(3000),
             "a full log takes no entry about it"
-        );
-        pace.look(ms(2100), Index(10), Index(6), false);
-        assert_eq!(pace.says(ms(2100)), Some(Progress::Away), "it stands still");
-        pace.said(ms(2100), ALL[0], Progress::Away);
-        assert_eq!(pace.says(ms(9000)), None, "the log shows it");
-        pace.begins(ms(9000));
-        assert_eq!(
-            pace.says(ms(9000)),
-            Some(Progress::Away),
-            "a new leader may not know"
         );
     }
 

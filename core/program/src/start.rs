@@ -158,7 +158,7 @@ impl Replica {
         self.feed.time = state.time;
         self.check = Check::new(self.config.me, self.config.members, self.config.check);
         self.runs_since = now;
-        self.pace.starts(now, self.log.commit);
+        self.pace.own.starts(now, self.log.commit);
         self.phase.enter(Phase::Following);
         out.push(Action::Note(Note::Runs(Index(next.0 - 1))));
         self.open_again(now, state.sessions, out);

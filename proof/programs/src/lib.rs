@@ -35,7 +35,7 @@ use plover_sim::panics::without_panic;
 use plover_sim::seeds::{Outcome, Simulation, option_of};
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 10] = [
+pub const CANARIES: [(&str, Canary); 9] = [
     ("reply-before-commit", Canary::ReplyBeforeCommit),
     ("skip-entry", Canary::SkipEntry),
     ("lead-diverged", Canary::LeadDiverged),
@@ -45,7 +45,6 @@ pub const CANARIES: [(&str, Canary); 10] = [
     ("stand-ahead", Canary::StandAhead),
     ("cut-unquiet", Canary::CutUnquiet),
     ("take-unanswered", Canary::TakeUnanswered),
-    ("wait-for-nobody", Canary::WaitForNobody),
 ];
 
 impl Simulation for Options {

@@ -75,9 +75,3 @@ fn a_cut_while_the_program_reads_is_caught() {
     let found_by = ["programs_agree", "replies_are_committed", "heals"];
     catches(Canary::CutUnquiet, &found_by);
 }
-
-/// Programs of followers do not catch up with their leader's.
-#[test]
-fn a_leader_that_waits_for_nobody_is_caught() {
-    catches(Canary::WaitForNobody, &["heals"]);
-}
