@@ -89,6 +89,16 @@ fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
     if is("stalled") {
         output::line("stalled     the program leaves its input unread")?;
     }
+    if text("progress") == "behind" {
+        output::line(
+            "behind      the program has not caught up with the log: this replica does not lead yet",
+        )?;
+    }
+    if is("waits_for_followers") {
+        output::line(
+            "waits       clients wait for a moment, while programs of followers catch up",
+        )?;
+    }
     if is("full") {
         output::line(
             "full        the log holds log_mib of input: clients wait until a checkpoint lets it be trimmed",

@@ -26,6 +26,8 @@ pub(crate) struct Feed {
     /// The connections with input that the program has not read.
     unread: BTreeSet<ConnectionId>,
     unread_bytes: usize,
+    /// The first entry of it.
+    unread_from: Index,
     /// Since when the program has read nothing although there is input.
     waits_since: Micros,
     /// The view in which this replica's program has read input itself, and where in the log the last of it is.
@@ -52,6 +54,7 @@ impl Feed {
             open: BTreeMap::new(),
             unread: BTreeSet::new(),
             unread_bytes: 0,
+            unread_from: next,
             waits_since: Micros::NEVER,
             ahead: None,
             held: None,
@@ -86,10 +89,20 @@ impl Feed {
         self.unread.is_empty()
     }
 
+    /// The first entry that the program may not have read.
+    pub fn first_unread(&self) -> Index {
+        if self.is_read() {
+            self.next
+        } else {
+            self.unread_from
+        }
+    }
+
     /// The program is given something on `connection`.
     pub fn gives(&mut self, now: Micros, connection: ConnectionId, bytes: usize) {
         if self.unread.is_empty() {
             self.waits_since = now;
+            self.unread_from = Index(self.next.0.saturating_sub(1));
         }
         self.unread.insert(connection);
         self.unread_bytes += bytes;

@@ -31,6 +31,7 @@ impl Replica {
             // Nobody is served until a checkpoint is taken.
             self.repeat_at = self.repeat_at.min(now + PAUSE_IF_FULL);
         }
+        let followers = self.followers();
         let Phase::Leading {
             asked,
             proposed,
@@ -64,23 +65,20 @@ impl Replica {
         }
         *proposed = None;
         let bytes = self.feed.bytes;
-        let others = self
-            .config
-            .members
-            .iter()
-            .filter(|id| *id != self.config.me);
-        let mut others = others.filter(|id| self.log.linked.contains(*id));
         let keeps = self.config.sessions != Sessions::Reconnect
             && *quiet == Quiet::Reads
             && self
                 .checkpoints
                 .may_keep(self.log.bytes < self.config.checkpoint_bytes_max)
-            && others.next().is_some();
+            && !followers.is_empty();
         let is_cheap = keeps || self.feed.open.is_empty();
-        let is_due = self.checkpoints.needed
-            || *quiet != Quiet::Reads
-            || (is_cheap && bytes >= self.config.checkpoint_bytes)
+        let is_wanted = (is_cheap && bytes >= self.config.checkpoint_bytes)
             || bytes >= self.config.checkpoint_bytes_max;
+        // The program of whoever takes it falls behind, so the others come into step before, as long as there is room.
+        let (max, room) = (self.config.checkpoint_bytes_max, self.config.room);
+        let has_time = self.log.bytes < max / 2 + room / 2;
+        let may_wait = has_time && self.pace.one_may_catch_up(now, followers);
+        let is_due = self.checkpoints.needed || *quiet != Quiet::Reads || (is_wanted && !may_wait);
         if is_due && now >= self.repeat_at {
             if keeps {
                 self.repeat_at = now + self.checkpoints.pause();
@@ -114,8 +112,7 @@ impl Replica {
     /// itself. In its turn it does with `or_me`, while a replica lacks one: perhaps no follower has a program that runs.
     fn next_taker(&mut self, or_me: bool) -> ReplicaId {
         let me = self.config.me;
-        let members = self.config.members.iter().filter(|id| *id != me);
-        let mut linked: Vec<_> = members.filter(|id| self.log.linked.contains(*id)).collect();
+        let mut linked: Vec<_> = self.followers().iter().collect();
         let late = self.checkpoints.late;
         if linked.iter().any(|id| !late.contains(*id)) {
             linked.retain(|id| !late.contains(*id));
@@ -141,7 +138,7 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Canary, Config, Entrance, Event, Held, LogState, State};
+    use crate::{Canary, Config, Entrance, Event, Held, LogState, Progress, State};
     use plover_types::{Index, ReplicaSet, Viewstamp};
 
     fn config() -> Config {
@@ -254,5 +251,47 @@ mod tests {
         let place = |action: &Action| out.iter().position(|it| it == action);
         let trim = place(&Action::Trim(Index(3))).expect("it trims");
         assert!(place(&cut).is_some_and(|cut| cut > trim), "{out:?}");
+    }
+
+    /// A checkpoint makes a follower's program fall behind, so all are in step before it, unless the log becomes full.
+    #[test]
+    fn a_checkpoint_waits_until_all_programs_are_in_step() {
+        let view = View::new(1, ReplicaId(0));
+        let log = |last, bytes| LogState {
+            leads: Some(view),
+            commit: Index(last),
+            last: Viewstamp {
+                view,
+                index: Index(last),
+            },
+            bytes,
+            linked: ReplicaSet::of([ReplicaId(1), ReplicaId(2)]),
+            ..LogState::default()
+        };
+        let cases = [
+            (Progress::Behind, 2400, false),
+            (Progress::Away, 2400, false),
+            (Progress::InStep, 2400, true),
+            (Progress::Behind, 2500, true),
+        ];
+        for (progress, bytes, is_asked) in cases {
+            let (now, mut out) = (Micros(1), Vec::new());
+            let mut replica = Replica::new(config(), None);
+            replica.apply(now, Event::Log(log(0, 0)), &mut out);
+            replica.apply(now, Event::Started(State::default()), &mut out);
+            let entries = [Entry::Cut(None), Entry::Progress(ReplicaId(1), progress)];
+            for (last, entry) in (1..).zip(entries) {
+                let at = log(last, 0).last;
+                replica.apply(now, Event::Log(log(last, 0)), &mut out);
+                replica.apply(now, Event::Entry(at, Some(&entry.encode())), &mut out);
+            }
+            replica.feed.bytes = bytes;
+            out.clear();
+            let later = Micros::from_ms(1000);
+            replica.apply(later, Event::Log(log(2, bytes)), &mut out);
+            let asks = [1, 2].map(|by| propose(&Entry::Cut(Some(ReplicaId(by)))));
+            let found = out.iter().any(|it| asks.contains(it));
+            assert_eq!(found, is_asked, "{progress:?}, {bytes} bytes");
+        }
     }
 }

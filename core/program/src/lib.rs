@@ -81,6 +81,7 @@
 //! | the leader | another replica is elected, which has executed the same entries; its first entry, a [`Entry::Cut`], closes the connections of the old one's clients at every program. They connect again |
 //! | a program dies | its replica does not lead until it has started it again, from its checkpoint and the log behind it |
 //! | a program stands still | its replica hands over, or does not stand for election |
+//! | followers' programs fall behind the leader's | it waits for them ([`pace`]), so that clients of the next one need not |
 //! | a program sends something else than the majority's | a leader steps down first; then it is restored |
 //! | a leader is deposed whose program has executed what is not committed | it does not stand for election until the log shows its fate: committed, and it follows; lost, and it is restored |
 //! | a program is too far behind, or its replica comes back | it starts from a checkpoint of another replica, if its own is older than the log ([`checkpoints`]) |

@@ -2,18 +2,22 @@
 //!
 //! A new leader serves nobody until its program has executed all that is committed. A follower's program may be the slower
 //! one: it is given one input at a time, on a host with other work. So each replica says in the log when its program falls
-//! behind, and when it is in step again. Then its leader takes no input, and answers none:
+//! behind, and when it is in step again. Meanwhile the leader takes no input of clients, and releases none that its program has
+//! read itself:
 //!
 //! * while fewer programs than a majority, its own included, are in step: then a program of each majority is. It waits for a
 //!   second at most, since a program that was started from an old checkpoint may need minutes;
 //! * for a third of the time while any follower's program is behind and advances: it would never catch up with a leader
 //!   whose program does all that it can.
 
-use crate::checkpoints::REPEAT;
+use crate::checkpoints::{REPEAT, pause_after};
 use crate::entry::Progress;
 use crate::progress::{ADVANCES_WITHIN, OwnProgress};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
+
+/// A program that is away for longer is not about to start.
+const STARTS_WITHIN: Micros = Micros::from_ms(30_000);
 
 /// A leader waits for so long until a majority is in step,
 const WAITS_MAX: Micros = Micros::from_ms(1000);
@@ -29,10 +33,11 @@ pub(crate) struct Pace {
     waits_max: Micros,
     /// This replica's own program.
     pub own: OwnProgress,
-    /// When the log is told of it again.
+    /// When the log is told of it again, and how often it was told.
     say_at: Micros,
-    /// What the log says of the others' programs since its leader's first entry, and when it said so. Those that it does
-    /// not name are in step.
+    times_said: u32,
+    /// What the log says of programs since its leader's first entry, and when it said so last; of one that is away, first.
+    /// Those that it does not name are in step.
     said: BTreeMap<ReplicaId, (Progress, Micros)>,
     /// Since when too few programs are in step, and since when one is behind.
     too_few_since: Micros,
@@ -56,6 +61,7 @@ impl Pace {
             waits_max: WAITS_MAX.min(Micros(stall.0 / 2)),
             own: OwnProgress::new(),
             say_at: Micros::ZERO,
+            times_said: 0,
             said: BTreeMap::new(),
             too_few_since: Micros::NEVER,
             behind_since: Micros::NEVER,
@@ -68,52 +74,67 @@ impl Pace {
 
     /// This replica's program was stopped.
     pub fn stops(&mut self, now: Micros) {
-        (self.own.is, self.say_at) = (Progress::Away, now);
+        self.own.is = Progress::Away;
+        self.say_at_once(now);
         self.follows();
+    }
+
+    /// This replica's program is being started. Nobody reads the log meanwhile: a new leader may have to be told.
+    pub fn restores(&mut self) {
+        self.said.remove(&self.me);
     }
 
     /// Looks how this replica's program keeps up ([`OwnProgress::look`]).
     pub fn look(&mut self, now: Micros, commit: Index, next: Index, held: bool) {
         if self.own.look(now, commit, next, held) {
-            self.say_at = now;
+            self.say_at_once(now);
         }
+    }
+
+    fn say_at_once(&mut self, now: Micros) {
+        (self.say_at, self.times_said) = (now, 0);
     }
 
     /// What the log is to say now about this replica's program.
     pub fn says(&mut self, now: Micros) -> Option<Progress> {
         let is_due = now >= self.say_at && !self.is_said();
         is_due.then(|| {
-            self.say_at = now + REPEAT;
+            // A replica whose program is away may not read for long what it has said.
+            let pause = match self.own.is {
+                Progress::Behind => REPEAT,
+                Progress::InStep | Progress::Away => pause_after(self.times_said),
+            };
+            self.say_at = now + pause;
+            self.times_said = self.times_said.saturating_add(1);
             self.own.is
         })
     }
 
     /// A program that is behind is spoken of as long as it advances.
     fn is_said(&self) -> bool {
-        let said = self.said.get(&self.me).map_or(Progress::InStep, |it| it.0);
-        self.needed == 0 || (said == self.own.is && said != Progress::Behind)
+        let said = self.said.get(&self.me).map(|it| it.0);
+        self.needed == 0 || (said == Some(self.own.is) && said != Some(Progress::Behind))
     }
 
     /// The log says so of `replica`.
     pub fn said(&mut self, now: Micros, replica: ReplicaId, progress: Progress) {
-        self.said.insert(replica, (progress, now));
+        let before = self.said.insert(replica, (progress, now));
+        if let (Progress::Away, Some((Progress::Away, since))) = (progress, before) {
+            self.said.insert(replica, (progress, since));
+        }
     }
 
-    /// A leader begins. All say again where they are, since the log may have been trimmed behind what they have said.
+    /// A leader begins. All say where they are, since the log may have been trimmed behind what they have said.
     pub fn begins(&mut self, now: Micros) {
         self.said.clear();
-        self.say_at = now;
+        self.say_at_once(now);
     }
 
     /// A leader looks whether it waits for the programs of these followers. Returns up to where output leaves now, and whether
     /// it waits no longer although too few are in step.
-    pub fn lead(
-        &mut self,
-        now: Micros,
-        followers: impl Iterator<Item = ReplicaId>,
-    ) -> (Option<Viewstamp>, bool) {
+    pub fn lead(&mut self, now: Micros, followers: ReplicaSet) -> (Option<Viewstamp>, bool) {
         let (mut in_step, mut behind) = (0, 0);
-        for follower in followers {
+        for follower in followers.iter() {
             match self.said.get(&follower) {
                 None | Some((Progress::InStep, _)) => in_step += 1,
                 // One that hangs says nothing more.
@@ -122,13 +143,14 @@ impl Pace {
             }
         }
         let since = |is_so: bool, since: Micros| if is_so { since.min(now) } else { Micros::NEVER };
-        let are_too_few = in_step < self.needed && in_step + behind >= self.needed;
+        let are_too_few = in_step < self.needed;
         self.too_few_since = since(are_too_few, self.too_few_since);
         self.behind_since = since(behind > 0, self.behind_since);
 
-        let for_a_majority = are_too_few && now.since(self.too_few_since) < self.waits_max;
-        let gives_up = are_too_few && !for_a_majority && !self.gave_up;
-        self.gave_up = are_too_few && !for_a_majority;
+        let has_patience = now.since(self.too_few_since) < self.waits_max;
+        let for_a_majority = are_too_few && in_step + behind >= self.needed && has_patience;
+        let gives_up = are_too_few && !has_patience && !self.gave_up;
+        self.gave_up = are_too_few && !has_patience;
         let place = now.since(self.behind_since).0 % ROUND.0;
         let for_others = behind > 0 && place < WAITS_A_ROUND.0;
         let turns_in = if for_others { WAITS_A_ROUND.0 } else { ROUND.0 } - place;
@@ -141,6 +163,16 @@ impl Pace {
         self.waits = for_a_majority || for_others;
         let released = if self.waits { None } else { self.held.take() };
         (released, gives_up)
+    }
+
+    /// Whether a program of these followers may soon be in step, and is not.
+    pub fn one_may_catch_up(&self, now: Micros, followers: ReplicaSet) -> bool {
+        let may = |id| match self.said.get(&id) {
+            None | Some((Progress::InStep, _)) => false,
+            Some((Progress::Behind, at)) => now.since(*at) < ADVANCES_WITHIN,
+            Some((Progress::Away, since)) => now.since(*since) < STARTS_WITHIN,
+        };
+        followers.iter().any(may)
     }
 
     /// Input up to `at` is committed. Returns up to where its output leaves now.
@@ -199,7 +231,7 @@ mod tests {
     }
 
     fn leads(pace: &mut Pace, now: u64) -> (Option<Viewstamp>, bool) {
-        pace.lead(ms(now), FOLLOWERS.into_iter())
+        pace.lead(ms(now), ReplicaSet::of(FOLLOWERS))
     }
 
     #[test]

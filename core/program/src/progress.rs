@@ -10,7 +10,7 @@ const BEHIND: Micros = Micros::from_ms(100);
 /// and in step again when it lacks none that was committed so long ago.
 const IN_STEP: Micros = Micros::from_ms(25);
 
-/// A program that is given nothing for so long does not catch up.
+/// A program that reads nothing for so long does not catch up.
 pub(crate) const ADVANCES_WITHIN: Micros = Micros(2 * REPEAT.0);
 
 /// Entries that were committed within this time are noted together.
@@ -22,7 +22,7 @@ pub(crate) struct OwnProgress {
     pub is: Progress,
     /// The entries that the program lacks: up to where, and when they were committed; the oldest first.
     lacks: VecDeque<(Index, Micros)>,
-    /// The entry that it is given next, and since when.
+    /// The first entry that it may not have read, and since when.
     next: Index,
     since: Micros,
 }
@@ -43,8 +43,8 @@ impl OwnProgress {
         self.since = now;
     }
 
-    /// Entries up to `commit` are committed. The program is given `next` next, and not before its checkpoint is taken if it
-    /// is `held`. Returns whether its progress has changed.
+    /// Entries up to `commit` are committed. The program has read those before `next`; it is given none before its checkpoint
+    /// is taken if it is `held`. Returns whether its progress has changed.
     pub fn look(&mut self, now: Micros, commit: Index, next: Index, held: bool) -> bool {
         let is_full = self.lacks.len() >= NOTED_MAX;
         match self.lacks.back_mut() {

@@ -187,18 +187,22 @@ impl Replica {
         self.check.due(now)
     }
 
+    /// The other replicas to which a link is up.
+    pub(crate) fn followers(&self) -> ReplicaSet {
+        let mut others = ReplicaSet(self.config.members.0 & self.log.linked.0);
+        others.remove(self.config.me);
+        others
+    }
+
     /// Looks whether this replica's program keeps up, and whether a leader waits for those of its followers.
     fn keep_pace(&mut self, now: Micros, out: &mut Vec<Action>) {
         if self.phase.executes() {
             let held = self.feed.checkpoint.is_some();
-            self.pace.look(now, self.log.commit, self.feed.next, held);
+            let next = self.feed.first_unread();
+            self.pace.look(now, self.log.commit, next, held);
         }
         if matches!(self.phase, Phase::Leading { .. }) {
-            let Config { me, members, .. } = self.config;
-            let linked = self.log.linked;
-            let followers = members
-                .iter()
-                .filter(|id| *id != me && linked.contains(*id));
+            let followers = self.followers();
             let (released, gives_up) = self.pace.lead(now, followers);
             out.extend(released.map(Action::Release));
             if gives_up {

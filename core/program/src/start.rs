@@ -143,6 +143,7 @@ impl Replica {
     fn start(&mut self, from: Option<Viewstamp>, out: &mut Vec<Action>) {
         (self.lacks, self.needs) = (false, 0);
         self.phase.enter(Phase::Restoring { from });
+        self.pace.restores();
         out.push(Action::Start(from));
     }
 

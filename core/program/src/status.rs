@@ -9,10 +9,6 @@ use plover_types::{Index, Micros};
 /// A leader accepts no more input while this many entries wait for its program.
 const BACKLOG_MAX: u64 = 1024;
 
-/// A replica that lacks more than this does not stand for election: clients would wait until its program has
-/// executed them.
-const BEHIND_MAX: u64 = 8 * BACKLOG_MAX;
-
 /// Where a replica stands, for people and tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -24,8 +20,8 @@ pub struct Status {
     pub connections: usize,
     /// Its program leaves input unread.
     pub stalled: bool,
-    /// Its program has executed what was committed more than a moment ago.
-    pub in_step: bool,
+    /// How its program keeps up with the log.
+    pub progress: Progress,
     /// It leads, and takes no input until the programs of its followers have caught up.
     pub waits: bool,
     /// The index of its checkpoint.
@@ -40,7 +36,7 @@ impl Replica {
     /// Whether this replica may stand for election, and go on leading. A caller asks after every event, and
     /// tells consensus.
     pub fn may_lead(&self) -> bool {
-        let behind = |next: Index| self.log.commit.0.saturating_sub(next.0) > BEHIND_MAX;
+        let leads = self.log.leads.is_some();
         match &self.phase {
             Phase::Leading { .. } => !self.stalled,
             Phase::Following => {
@@ -48,12 +44,13 @@ impl Replica {
                 self.feed.ahead.is_none()
                     && self.feed.checkpoint.is_none()
                     && !self.stalled
-                    && self.pace.own.is == Progress::InStep
+                    && (leads || self.pace.own.is == Progress::InStep)
             }
-            // A group whose replicas all start elects one of them, and does not wait for its program.
+            // A group whose replicas all start elects one of them, and does not wait for its program. Those that know of
+            // entries that it lacks leave it to others.
             Phase::Restoring { from } => {
-                let next = from.map_or(Index(0), |it| it.index);
-                self.failures == 0 && !behind(next)
+                let last = from.map_or(Index(0), |it| it.index);
+                self.failures == 0 && (leads || self.log.commit <= last)
             }
             // It has a checkpoint and does not know the log. If the others have no program either, nobody else would lead, and
             // it would never know.
@@ -76,10 +73,15 @@ impl Replica {
         let is_ready = self.config.entrance == Entrance::Fed || self.feed.is_read();
         is_open
             && is_ready
-            && !self.pace.waits
+            && !self.waits()
             && !self.is_full()
             && self.feed.checkpoint.is_none()
             && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
+    }
+
+    /// Whether this leader takes no input until the programs of followers have caught up.
+    pub fn waits(&self) -> bool {
+        self.pace.waits
     }
 
     /// Whether the log takes no input of clients: a checkpoint has to come first.
@@ -157,8 +159,8 @@ impl Replica {
             },
             connections: self.feed.open.len(),
             stalled: self.stalled,
-            in_step: self.pace.own.is == Progress::InStep,
-            waits: self.pace.waits,
+            progress: self.pace.own.is,
+            waits: self.waits(),
             checkpoint: self.own().map(|it| it.at.index),
             newest: self.checkpoints.newest().map(|it| it.index),
             taint: match &self.phase {

@@ -2,7 +2,7 @@
 
 use super::Body;
 use crate::program::Program;
-use plover_program::{Note, Taint};
+use plover_program::{Note, Progress, Taint};
 use plover_types::Index;
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ impl Body {
             "committed": log.commit.0,
             "executed": brain.executed.0,
             "stalled": brain.stalled,
-            "in_step": brain.in_step,
+            "progress": progress(brain.progress),
             "waits_for_followers": brain.waits,
             "full": self.brain.is_full(),
             "log_bytes": log.log_bytes,
@@ -71,6 +71,14 @@ impl Body {
             "stopped_because": brain.taint.map(|it| why(&it)),
             "notes": self.notes,
         })
+    }
+}
+
+fn progress(progress: Progress) -> &'static str {
+    match progress {
+        Progress::InStep => "in step",
+        Progress::Behind => "behind",
+        Progress::Away => "away",
     }
 }
 
