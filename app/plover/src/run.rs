@@ -91,12 +91,18 @@ fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
     }
     if text("progress") == "behind" {
         output::line(
-            "behind      the program has not caught up with the log: this replica does not lead yet",
+            "behind      the program has not caught up with the log: other replicas lead before this one",
         )?;
     }
     if is("waits_for_followers") {
         output::line(
             "waits       clients wait for a moment, while programs of followers catch up",
+        )?;
+    }
+    if is("too_few_in_step") {
+        output::line(
+            "too few     programs of followers are in step: if this leader fails now, clients wait until one has \
+             caught up",
         )?;
     }
     if is("full") {

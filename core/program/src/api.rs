@@ -188,8 +188,6 @@ pub enum Note {
     Unanswered,
     /// No checkpoint that this replica could start from is to be had.
     NoCheckpoint,
-    /// This leader waits no longer for the programs of followers that are behind.
-    FollowersBehind,
 }
 
 /// Why a program is not as the log says.

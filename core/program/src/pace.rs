@@ -42,8 +42,6 @@ pub(crate) struct Pace {
     /// Since when too few programs are in step, and since when one is behind.
     too_few_since: Micros,
     behind_since: Micros,
-    /// It has waited long enough for a majority.
-    gave_up: bool,
     /// This leader waits.
     pub waits: bool,
     /// When it begins or ends to wait for the others.
@@ -65,7 +63,6 @@ impl Pace {
             said: BTreeMap::new(),
             too_few_since: Micros::NEVER,
             behind_since: Micros::NEVER,
-            gave_up: false,
             waits: false,
             turns_at: Micros::NEVER,
             held: None,
@@ -130,9 +127,8 @@ impl Pace {
         self.say_at_once(now);
     }
 
-    /// A leader looks whether it waits for the programs of these followers. Returns up to where output leaves now, and whether
-    /// it waits no longer although too few are in step.
-    pub fn lead(&mut self, now: Micros, followers: ReplicaSet) -> (Option<Viewstamp>, bool) {
+    /// A leader looks whether it waits for the programs of these followers. Returns up to where output leaves now.
+    pub fn lead(&mut self, now: Micros, followers: ReplicaSet) -> Option<Viewstamp> {
         let (mut in_step, mut behind) = (0, 0);
         for follower in followers.iter() {
             match self.said.get(&follower) {
@@ -149,8 +145,6 @@ impl Pace {
 
         let has_patience = now.since(self.too_few_since) < self.waits_max;
         let for_a_majority = are_too_few && in_step + behind >= self.needed && has_patience;
-        let gives_up = are_too_few && !has_patience && !self.gave_up;
-        self.gave_up = are_too_few && !has_patience;
         let place = now.since(self.behind_since).0 % ROUND.0;
         let for_others = behind > 0 && place < WAITS_A_ROUND.0;
         let turns_in = if for_others { WAITS_A_ROUND.0 } else { ROUND.0 } - place;
@@ -161,8 +155,7 @@ impl Pace {
         };
 
         self.waits = for_a_majority || for_others;
-        let released = if self.waits { None } else { self.held.take() };
-        (released, gives_up)
+        if self.waits { None } else { self.held.take() }
     }
 
     /// Whether a program of these followers may soon be in step, and is not.
@@ -173,6 +166,11 @@ impl Pace {
             Some((Progress::Away, since)) => now.since(*since) < STARTS_WITHIN,
         };
         followers.iter().any(may)
+    }
+
+    /// Whether a leader's followers whose programs are in step are too few for a majority.
+    pub fn are_too_few(&self) -> bool {
+        self.too_few_since != Micros::NEVER
     }
 
     /// Input up to `at` is committed. Returns up to where its output leaves now.
@@ -192,7 +190,7 @@ impl Pace {
     /// This replica leads no more. Returns up to where output leaves now.
     pub fn follows(&mut self) -> Option<Viewstamp> {
         (self.too_few_since, self.behind_since) = (Micros::NEVER, Micros::NEVER);
-        (self.turns_at, self.waits, self.gave_up) = (Micros::NEVER, false, false);
+        (self.turns_at, self.waits) = (Micros::NEVER, false);
         self.held.take()
     }
 
@@ -230,7 +228,7 @@ mod tests {
         }
     }
 
-    fn leads(pace: &mut Pace, now: u64) -> (Option<Viewstamp>, bool) {
+    fn leads(pace: &mut Pace, now: u64) -> Option<Viewstamp> {
         pace.lead(ms(now), ReplicaSet::of(FOLLOWERS))
     }
 
@@ -271,30 +269,37 @@ mod tests {
         for follower in FOLLOWERS {
             pace.said(ms(0), follower, Progress::Behind);
         }
-        assert_eq!(leads(&mut pace, 0), (None, false));
+        assert_eq!(leads(&mut pace, 0), None);
         assert!(pace.waits);
         assert_eq!(pace.committed(at(7)), None);
-        assert_eq!(leads(&mut pace, 500), (None, false));
+        assert_eq!(leads(&mut pace, 500), None);
         pace.said(ms(600), FOLLOWERS[0], Progress::InStep);
         pace.said(ms(600), FOLLOWERS[1], Progress::Away);
-        assert_eq!(leads(&mut pace, 600), (Some(at(7)), false));
+        assert_eq!(leads(&mut pace, 600), Some(at(7)));
         assert_eq!(pace.committed(at(8)), Some(at(8)));
 
         for now in (700..1700).step_by(100) {
             for follower in FOLLOWERS {
                 pace.said(ms(now), follower, Progress::Behind);
             }
-            assert_eq!(leads(&mut pace, now), (None, false));
+            assert_eq!(leads(&mut pace, now), None);
             assert!(pace.waits, "after {now} ms");
         }
         pace.said(ms(1700), FOLLOWERS[0], Progress::Behind);
-        assert_eq!(
-            leads(&mut pace, 1740),
-            (None, true),
-            "the operator is told once"
-        );
+        assert_eq!(leads(&mut pace, 1740), None);
+        assert!(!pace.waits && pace.are_too_few());
+
+        // A program that was away comes no sooner: clients have waited long enough.
+        pace.said(ms(1800), FOLLOWERS[0], Progress::Away);
+        pace.said(ms(1800), FOLLOWERS[1], Progress::Away);
+        leads(&mut pace, 1800);
+        pace.said(ms(2000), FOLLOWERS[0], Progress::Behind);
+        leads(&mut pace, 2000);
+        leads(&mut pace, 2030);
         assert!(!pace.waits);
-        assert_eq!(leads(&mut pace, 1741), (None, false));
+        pace.said(ms(2100), FOLLOWERS[0], Progress::InStep);
+        leads(&mut pace, 2100);
+        assert!(!pace.waits && !pace.are_too_few());
     }
 
     #[test]

@@ -203,11 +203,8 @@ impl Replica {
         }
         if matches!(self.phase, Phase::Leading { .. }) {
             let followers = self.followers();
-            let (released, gives_up) = self.pace.lead(now, followers);
+            let released = self.pace.lead(now, followers);
             out.extend(released.map(Action::Release));
-            if gives_up {
-                out.push(Action::Note(Note::FollowersBehind));
-            }
         }
     }
 

@@ -24,6 +24,8 @@ pub struct Status {
     pub progress: Progress,
     /// It leads, and takes no input until the programs of its followers have caught up.
     pub waits: bool,
+    /// It leads, and the followers whose programs are in step are too few for a majority: clients of a leader after it would wait.
+    pub too_few: bool,
     /// The index of its checkpoint.
     pub checkpoint: Option<Index>,
     /// The group's newest checkpoint.
@@ -161,6 +163,7 @@ impl Replica {
             stalled: self.stalled,
             progress: self.pace.own.is,
             waits: self.waits(),
+            too_few: self.pace.are_too_few(),
             checkpoint: self.own().map(|it| it.at.index),
             newest: self.checkpoints.newest().map(|it| it.index),
             taint: match &self.phase {

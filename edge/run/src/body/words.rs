@@ -57,6 +57,7 @@ impl Body {
             "stalled": brain.stalled,
             "progress": progress(brain.progress),
             "waits_for_followers": brain.waits,
+            "too_few_in_step": brain.too_few,
             "full": self.brain.is_full(),
             "log_bytes": log.log_bytes,
             "log_begins": log.base.0,
@@ -115,7 +116,6 @@ fn describe(note: &Note) -> String {
         ),
         Note::CheckpointFailed(why) => format!("a checkpoint failed: {why}"),
         Note::Unanswered => "no checkpoint was taken now: a client's request was not answered in time (program.sessions)".into(),
-        Note::FollowersBehind => "the programs of the followers are behind: if this leader fails now, clients wait until one has caught up".into(),
         Note::NoCheckpoint => "the log begins behind every checkpoint that this replica can get: it waits for a new one".into(),
     }
 }
