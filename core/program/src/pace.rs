@@ -39,8 +39,11 @@ pub(crate) struct Pace {
     /// What the log says of programs since its leader's first entry, and when it said so last; of one that is away, first.
     /// Those that it does not name are in step.
     said: BTreeMap<ReplicaId, (Progress, Micros)>,
-    /// Since when too few programs are in step, and since when one is behind.
-    too_few_since: Micros,
+    /// Too few programs are in step. How long this leader has waited for a majority since one was, and since when it waits now.
+    are_too_few: bool,
+    waited: Micros,
+    waits_since: Micros,
+    /// Since when one is behind.
     behind_since: Micros,
     /// This leader waits.
     pub waits: bool,
@@ -61,7 +64,9 @@ impl Pace {
             say_at: Micros::ZERO,
             times_said: 0,
             said: BTreeMap::new(),
-            too_few_since: Micros::NEVER,
+            are_too_few: false,
+            waited: Micros::ZERO,
+            waits_since: Micros::NEVER,
             behind_since: Micros::NEVER,
             waits: false,
             turns_at: Micros::NEVER,
@@ -139,12 +144,18 @@ impl Pace {
             }
         }
         let since = |is_so: bool, since: Micros| if is_so { since.min(now) } else { Micros::NEVER };
-        let are_too_few = in_step < self.needed;
-        self.too_few_since = since(are_too_few, self.too_few_since);
+        self.are_too_few = in_step < self.needed;
         self.behind_since = since(behind > 0, self.behind_since);
 
-        let has_patience = now.since(self.too_few_since) < self.waits_max;
-        let for_a_majority = are_too_few && in_step + behind >= self.needed && has_patience;
+        let waited = self.waited + now.since(self.waits_since);
+        let can_be_enough = in_step + behind >= self.needed;
+        let for_a_majority = self.are_too_few && can_be_enough && waited < self.waits_max;
+        self.waits_since = since(for_a_majority, self.waits_since);
+        if !self.are_too_few {
+            self.waited = Micros::ZERO;
+        } else if !for_a_majority {
+            self.waited = waited;
+        }
         let place = now.since(self.behind_since).0 % ROUND.0;
         let for_others = behind > 0 && place < WAITS_A_ROUND.0;
         let turns_in = if for_others { WAITS_A_ROUND.0 } else { ROUND.0 } - place;
@@ -170,7 +181,7 @@ impl Pace {
 
     /// Whether a leader's followers whose programs are in step are too few for a majority.
     pub fn are_too_few(&self) -> bool {
-        self.too_few_since != Micros::NEVER
+        self.are_too_few
     }
 
     /// Input up to `at` is committed. Returns up to where its output leaves now.
@@ -189,7 +200,8 @@ impl Pace {
 
     /// This replica leads no more. Returns up to where output leaves now.
     pub fn follows(&mut self) -> Option<Viewstamp> {
-        (self.too_few_since, self.behind_since) = (Micros::NEVER, Micros::NEVER);
+        (self.are_too_few, self.waited) = (false, Micros::ZERO);
+        (self.waits_since, self.behind_since) = (Micros::NEVER, Micros::NEVER);
         (self.turns_at, self.waits) = (Micros::NEVER, false);
         self.held.take()
     }
@@ -289,7 +301,7 @@ mod tests {
         assert_eq!(leads(&mut pace, 1740), None);
         assert!(!pace.waits && pace.are_too_few());
 
-        // A program that was away comes no sooner: clients have waited long enough.
+        // Clients have waited long enough, until a majority is in step.
         pace.said(ms(1800), FOLLOWERS[0], Progress::Away);
         pace.said(ms(1800), FOLLOWERS[1], Progress::Away);
         leads(&mut pace, 1800);
