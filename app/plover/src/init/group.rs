@@ -328,7 +328,7 @@ impl<'a> Group<'a> {
              4. on each host, look as the service's user whether something is missing:\n     \
              runuser -u plover -- plover check --config {target}\n\
              5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
-             or, without the Debian package:\n     plover replica --config {target}\n",
+             or, without the package:\n     plover replica --config {target}\n",
             self.name,
         );
         text
