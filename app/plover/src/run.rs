@@ -89,9 +89,9 @@ fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
     if is("stalled") {
         output::line("stalled     the program leaves its input unread")?;
     }
-    if text("progress") == "behind" {
+    if text("phase") == "following" && text("progress") == "behind" {
         output::line(
-            "behind      the program has not caught up with the log: other replicas lead before this one",
+            "behind      the program has not caught up with the log: this replica leaves elections to others",
         )?;
     }
     if is("waits_for_followers") {

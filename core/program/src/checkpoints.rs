@@ -63,7 +63,7 @@ pub(crate) struct Checkpoints {
     /// Replicas that were asked and did nothing: others are asked first.
     pub late: ReplicaSet,
     /// How many in a row did not come. Each one cut off the clients, so the next ones come ever more rarely.
-    failures: u32,
+    pub failures: u32,
     /// How many were asked for.
     pub attempts: usize,
     /// One is due at once: a replica needs it, or the last one did not come.

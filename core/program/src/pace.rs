@@ -2,19 +2,22 @@
 //!
 //! A new leader serves nobody until its program has executed all that is committed. A follower's program may be the slower
 //! one: it is given one input at a time, on a host with other work. So each replica says in the log when its program falls
-//! behind, and when it is in step again. Meanwhile the leader takes no input of clients, and releases none that its program has
+//! behind, and when it is in step again. Meanwhile the leader reads no clients, and releases no input that its program has
 //! read itself:
 //!
-//! * while fewer programs than a majority, its own included, are in step: then a program of each majority is. It waits for a
-//!   second at most, since a program that was started from an old checkpoint may need minutes;
-//! * for a third of the time while any follower's program is behind and advances: it would never catch up with a leader
-//!   whose program does all that it can.
+//! * until a majority of the programs, its own included, is in step, so that after the failure of any minority one is left. It
+//!   waits for a second at most, since a program that was started from an old checkpoint may need minutes;
+//! * for a third of the time while any follower's program is behind and reads: it would never catch up with a leader whose
+//!   program does all that it can.
 
 use crate::checkpoints::{REPEAT, pause_after};
 use crate::entry::Progress;
 use crate::progress::{ADVANCES_WITHIN, OwnProgress};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
+
+/// The pause between two words about it is doubled so often.
+const DOUBLES_MAX: u32 = 5;
 
 /// A program that is away for longer is not about to start.
 const STARTS_WITHIN: Micros = Micros::from_ms(30_000);
@@ -104,7 +107,7 @@ impl Pace {
             // A replica whose program is away may not read for long what it has said.
             let pause = match self.own.is {
                 Progress::Behind => REPEAT,
-                Progress::InStep | Progress::Away => pause_after(self.times_said),
+                Progress::InStep | Progress::Away => pause_after(self.times_said.min(DOUBLES_MAX)),
             };
             self.say_at = now + pause;
             self.times_said = self.times_said.saturating_add(1);
@@ -167,6 +170,11 @@ impl Pace {
 
         self.waits = for_a_majority || for_others;
         if self.waits { None } else { self.held.take() }
+    }
+
+    /// Whether the log says nothing else than that the program of `replica` is in step.
+    pub fn has_in_step(&self, replica: ReplicaId) -> bool {
+        matches!(self.said.get(&replica), None | Some((Progress::InStep, _)))
     }
 
     /// Whether a program of these followers may soon be in step, and is not.

@@ -65,7 +65,7 @@ impl OwnProgress {
         };
         let progress = if now.since(self.lacks_since()) < bound {
             Progress::InStep
-        } else if held || now.since(self.since) >= ADVANCES_WITHIN {
+        } else if held || now.since(self.waits_since()) >= ADVANCES_WITHIN {
             Progress::Away
         } else {
             Progress::Behind
@@ -79,11 +79,16 @@ impl OwnProgress {
         oldest.map_or(Micros::NEVER, |(_, since)| *since)
     }
 
+    /// Since when it has not read the next entry.
+    fn waits_since(&self) -> Micros {
+        self.since.max(self.lacks_since())
+    }
+
     /// When to look again. A program that is behind comes into step by what it does.
     pub fn deadline(&self) -> Micros {
         match self.is {
             Progress::InStep => self.lacks_since() + BEHIND,
-            Progress::Behind => self.since + ADVANCES_WITHIN,
+            Progress::Behind => self.waits_since() + ADVANCES_WITHIN,
             Progress::Away => Micros::NEVER,
         }
     }
@@ -128,6 +133,10 @@ mod tests {
             (2099, 10, 6, false, Behind),
             (2100, 10, 6, false, Away),
             (2200, 10, 11, false, InStep),
+            // Nothing has come for long, and then something that it does not read at once.
+            (9000, 11, 11, false, InStep),
+            (9100, 11, 11, false, Behind),
+            (10_000, 11, 11, false, Away),
         ]);
     }
 }

@@ -75,15 +75,10 @@ impl Replica {
         let is_ready = self.config.entrance == Entrance::Fed || self.feed.is_read();
         is_open
             && is_ready
-            && !self.waits()
+            && !self.pace.waits
             && !self.is_full()
             && self.feed.checkpoint.is_none()
             && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
-    }
-
-    /// Whether this leader takes no input until the programs of followers have caught up.
-    pub fn waits(&self) -> bool {
-        self.pace.waits
     }
 
     /// Whether the log takes no input of clients: a checkpoint has to come first.
@@ -162,7 +157,7 @@ impl Replica {
             connections: self.feed.open.len(),
             stalled: self.stalled,
             progress: self.pace.own.is,
-            waits: self.waits(),
+            waits: self.pace.waits,
             too_few: self.pace.are_too_few(),
             checkpoint: self.own().map(|it| it.at.index),
             newest: self.checkpoints.newest().map(|it| it.index),

@@ -31,10 +31,10 @@ impl Body {
             };
             let server = &mut self.server;
             // A full log is trimmed only after a cut, and the input that was read before the cut comes first.
-            let room = match direct.quiesces() {
-                true => usize::MAX,
-                false if self.brain.waits() => 0,
-                false => self.room,
+            let room = if direct.quiesces() {
+                usize::MAX
+            } else {
+                self.room
             };
             let Some(happened) = direct.pump(&mut |entry| propose(server, room, entry)) else {
                 return;
