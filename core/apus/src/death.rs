@@ -144,7 +144,9 @@ impl Apus {
         if self.is_the_only_candidate() {
             self.election_at = now;
         } else {
-            self.look_again_soon(now);
+            let heartbeat = self.config.heartbeat.0;
+            let soon = now + Micros(self.random.range(0, heartbeat));
+            self.election_at = self.election_at.min(soon);
         }
         self.tick_following(now, out);
     }

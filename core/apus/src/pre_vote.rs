@@ -68,13 +68,6 @@ impl Apus {
             && self.log.configuration().in_sync.len() <= 2
     }
 
-    /// An election is due within a heartbeat.
-    pub(crate) fn look_again_soon(&mut self, now: Micros) {
-        let heartbeat = self.config.heartbeat.0;
-        let soon = now + Micros(self.random.range(0, heartbeat));
-        self.election_at = self.election_at.min(soon);
-    }
-
     pub(crate) fn spread_timeout(&mut self) -> Micros {
         let timeout = self.config.timeout.0;
         Micros(self.random.range(timeout, timeout.saturating_mul(2)))
@@ -112,10 +105,6 @@ impl Apus {
             return;
         }
         self.arm_election(now);
-        if self.abstains && !self.leader_is_alive(now) {
-            // It may stand any moment, and another timeout would be lost.
-            self.look_again_soon(now);
-        }
         if let Role::Following(follower) = &mut self.role {
             if follower.leader.take().is_some() {
                 self.tell(None, out);

@@ -101,14 +101,16 @@ impl Apus {
             follower.leader = None;
             self.tell(None, out);
         }
-        if !self.may_stand(now) && !self.abstains {
+        if !self.may_stand(now) {
             return;
         }
-        if !self.abstains && self.is_the_only_candidate() {
+        if self.is_the_only_candidate() {
             self.arm_election(now);
             self.stand(out);
         } else if matches!(self.role, Role::Following(_)) {
-            self.look_again_soon(now);
+            let heartbeat = self.config.heartbeat.0;
+            let soon = now + Micros(self.random.range(0, heartbeat));
+            self.election_at = self.election_at.min(soon);
         }
     }
 }
