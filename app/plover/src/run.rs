@@ -86,35 +86,37 @@ fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
         ))?;
     }
     let is = |key: &str| status[key].as_bool() == Some(true);
-    if is("stalled") {
-        output::line("stalled     the program leaves its input unread")?;
-    }
-    if text("phase") == "following" && text("progress") == "behind" {
-        output::line(
+    let is_behind = text("phase") == "following" && text("progress") == "behind";
+    let states = [
+        (
+            is("stalled"),
+            "stalled     the program leaves its input unread",
+        ),
+        (
+            is_behind,
             "behind      the program has not caught up with the log: this replica leaves elections to others",
-        )?;
-    }
-    if is("waits_for_followers") {
-        output::line(
+        ),
+        (
+            is("waits_for_followers"),
             "waits       clients wait for a moment, while programs of followers catch up",
-        )?;
-    }
-    if is("too_few_in_step") {
-        output::line(
+        ),
+        (
+            is("too_few_in_step"),
             "too few     programs of followers are in step: if this leader fails now, clients wait until one has \
              caught up",
-        )?;
-    }
-    if is("full") {
-        output::line(
+        ),
+        (
+            is("full"),
             "full        the log holds log_mib of input: clients wait until a checkpoint lets it be trimmed",
-        )?;
-    }
-    if is("lost") {
-        output::line(
+        ),
+        (
+            is("lost"),
             "lost        every replica has lost the log: `plover run begin` on the replica with the lowest id begins \
              a new one, and the program with no state",
-        )?;
+        ),
+    ];
+    for (_, line) in states.iter().filter(|(is_so, _)| *is_so) {
+        output::line(line)?;
     }
     if let Some(why) = status["stopped_because"].as_str() {
         output::print(format_args!("stopped     {why}\n"))?;

@@ -69,11 +69,11 @@ pub enum Entry<'a> {
 /// How a replica's program keeps up with the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Progress {
-    /// It has executed what was committed more than a moment ago.
+    /// It has read all that was committed more than a moment ago.
     InStep,
-    /// It has not, and goes on.
+    /// It has not, and goes on reading.
     Behind,
-    /// It does not run, or is given nothing: a checkpoint is taken of it, or it stands still.
+    /// It does not run, or reads nothing: a checkpoint is taken of it, or it stands still.
     Away,
 }
 

@@ -185,7 +185,7 @@ impl Replica {
 
     /// All connections end here, and perhaps a checkpoint is taken.
     fn cut(&mut self, now: Micros, at: Viewstamp, by: Option<ReplicaId>, out: &mut Vec<Action>) {
-        // What a leader's program has read itself, it reads before the end.
+        // A leader's program gets the input that it has read itself before its connections end.
         out.extend(self.pace.take_held().map(Action::Release));
         let all: Vec<ConnectionId> = self.feed.open.keys().copied().collect();
         for connection in all {

@@ -118,8 +118,8 @@ impl Replica {
             linked.retain(|id| !late.contains(*id));
         }
         // One that is behind comes to that entry late. If the others fail, it is its turn, too.
-        if self.checkpoints.failures == 0 && linked.iter().any(|id| self.pace.has_in_step(*id)) {
-            linked.retain(|id| self.pace.has_in_step(*id));
+        if self.checkpoints.failures == 0 && linked.iter().any(|id| self.pace.is_in_step(*id)) {
+            linked.retain(|id| self.pace.is_in_step(*id));
         }
         self.checkpoints.attempts += 1;
         let place = self.checkpoints.attempts % (linked.len() + usize::from(or_me)).max(1);

@@ -16,7 +16,7 @@ use crate::progress::{ADVANCES_WITHIN, OwnProgress};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
 
-/// The pause between two words about it is doubled so often.
+/// The pause before a replica says again that its program is in step or away is doubled so often.
 const DOUBLES_MAX: u32 = 5;
 
 /// A program that is away for longer is not about to start.
@@ -39,11 +39,12 @@ pub(crate) struct Pace {
     /// When the log is told of it again, and how often it was told.
     say_at: Micros,
     times_said: u32,
-    /// What the log says of programs since its leader's first entry, and when it said so last; of one that is away, first.
-    /// Those that it does not name are in step.
+    /// The progress of each program by the log, since its leader's first entry, and the time of the last word; of a program that
+    /// is away, of the first. Programs without a word are in step.
     said: BTreeMap<ReplicaId, (Progress, Micros)>,
-    /// Too few programs are in step. How long this leader has waited for a majority since one was, and since when it waits now.
-    are_too_few: bool,
+    /// This leader has too few followers whose programs are in step for a majority.
+    pub are_too_few: bool,
+    /// How long it has waited for a majority since one was in step, and since when it waits now.
     waited: Micros,
     waits_since: Micros,
     /// Since when one is behind.
@@ -100,7 +101,7 @@ impl Pace {
         (self.say_at, self.times_said) = (now, 0);
     }
 
-    /// What the log is to say now about this replica's program.
+    /// This replica's progress, if the log is to be told of it now.
     pub fn says(&mut self, now: Micros) -> Option<Progress> {
         let is_due = now >= self.say_at && !self.is_said();
         is_due.then(|| {
@@ -123,10 +124,11 @@ impl Pace {
 
     /// The log says so of `replica`.
     pub fn said(&mut self, now: Micros, replica: ReplicaId, progress: Progress) {
-        let before = self.said.insert(replica, (progress, now));
-        if let (Progress::Away, Some((Progress::Away, since))) = (progress, before) {
-            self.said.insert(replica, (progress, since));
-        }
+        let at = match self.said.get(&replica) {
+            Some((Progress::Away, since)) if progress == Progress::Away => *since,
+            _ => now,
+        };
+        self.said.insert(replica, (progress, at));
     }
 
     /// A leader begins. All say where they are, since the log may have been trimmed behind what they have said.
@@ -137,15 +139,10 @@ impl Pace {
 
     /// A leader looks whether it waits for the programs of these followers. Returns up to where output leaves now.
     pub fn lead(&mut self, now: Micros, followers: ReplicaSet) -> Option<Viewstamp> {
-        let (mut in_step, mut behind) = (0, 0);
-        for follower in followers.iter() {
-            match self.said.get(&follower) {
-                None | Some((Progress::InStep, _)) => in_step += 1,
-                // One that hangs says nothing more.
-                Some((Progress::Behind, at)) if now.since(*at) < ADVANCES_WITHIN => behind += 1,
-                Some(_) => {}
-            }
-        }
+        let is_in_step = |id: &ReplicaId| self.is_in_step(*id);
+        let in_step = followers.iter().filter(is_in_step).count();
+        let is_behind = |id: &ReplicaId| self.is_behind(now, *id);
+        let behind = followers.iter().filter(is_behind).count();
         let since = |is_so: bool, since: Micros| if is_so { since.min(now) } else { Micros::NEVER };
         self.are_too_few = in_step < self.needed;
         self.behind_since = since(behind > 0, self.behind_since);
@@ -173,23 +170,20 @@ impl Pace {
     }
 
     /// Whether the log says nothing else than that the program of `replica` is in step.
-    pub fn has_in_step(&self, replica: ReplicaId) -> bool {
+    pub fn is_in_step(&self, replica: ReplicaId) -> bool {
         matches!(self.said.get(&replica), None | Some((Progress::InStep, _)))
+    }
+
+    /// Whether the program of `replica` is behind and reads. A replica that hangs says nothing more.
+    fn is_behind(&self, now: Micros, replica: ReplicaId) -> bool {
+        matches!(self.said.get(&replica), Some((Progress::Behind, at)) if now.since(*at) < ADVANCES_WITHIN)
     }
 
     /// Whether a program of these followers may soon be in step, and is not.
     pub fn one_may_catch_up(&self, now: Micros, followers: ReplicaSet) -> bool {
-        let may = |id| match self.said.get(&id) {
-            None | Some((Progress::InStep, _)) => false,
-            Some((Progress::Behind, at)) => now.since(*at) < ADVANCES_WITHIN,
-            Some((Progress::Away, since)) => now.since(*since) < STARTS_WITHIN,
-        };
-        followers.iter().any(may)
-    }
-
-    /// Whether a leader's followers whose programs are in step are too few for a majority.
-    pub fn are_too_few(&self) -> bool {
-        self.are_too_few
+        let starts = |id| matches!(self.said.get(&id), Some((Progress::Away, since)) if now.since(*since) < STARTS_WITHIN);
+        let mut all = followers.iter();
+        all.any(|id| self.is_behind(now, id) || starts(id))
     }
 
     /// Input up to `at` is committed. Returns up to where its output leaves now.
@@ -307,7 +301,7 @@ mod tests {
         }
         pace.said(ms(1700), FOLLOWERS[0], Progress::Behind);
         assert_eq!(leads(&mut pace, 1740), None);
-        assert!(!pace.waits && pace.are_too_few());
+        assert!(!pace.waits && pace.are_too_few);
 
         // Clients have waited long enough, until a majority is in step.
         pace.said(ms(1800), FOLLOWERS[0], Progress::Away);
@@ -319,7 +313,7 @@ mod tests {
         assert!(!pace.waits);
         pace.said(ms(2100), FOLLOWERS[0], Progress::InStep);
         leads(&mut pace, 2100);
-        assert!(!pace.waits && !pace.are_too_few());
+        assert!(!pace.waits && !pace.are_too_few);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a caller asks a replica.
+//! The answers of a replica to its caller: whether it may lead, whether it takes input, when it is due, where it stands.
 
 use crate::api::{Entrance, Own, Taint};
 use crate::phase::Quiet;
@@ -158,7 +158,7 @@ impl Replica {
             stalled: self.stalled,
             progress: self.pace.own.is,
             waits: self.pace.waits,
-            too_few: self.pace.are_too_few(),
+            too_few: self.pace.are_too_few,
             checkpoint: self.own().map(|it| it.at.index),
             newest: self.checkpoints.newest().map(|it| it.index),
             taint: match &self.phase {
