@@ -1,15 +1,15 @@
-//! Crashes at a chosen moment, at the replica's own fault injection points.
+//! Crashes and stops at a chosen moment, at the replica's own fault injection points.
 
 use anyhow::{Result, ensure};
 use plover_lab::control::ControlError;
 use plover_lab::progress::Progress;
 use plover_lab::{Fault, Lab};
 use plover_syncvm::Phase;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Under load a syncvm comes every few milliseconds, without load every half a second.
-const CRASH_WITHIN: Duration = Duration::from_secs(60);
+const WITHIN: Duration = Duration::from_secs(60);
 
 /// The moment at which a replica is to crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,21 +30,46 @@ pub fn crash_at(lab: &Lab, id: u8, moment: &Moment, progress: &Progress) -> Resu
         Moment::Phase(phase) => json!({"op": "crash_in_phase", "phase": phase}),
         Moment::Area(area) => json!({"op": "crash_in_area", "area": area}),
     };
-    match lab.control(id).request(&request) {
-        // It may crash before it has answered.
-        Ok(_) | Err(ControlError::Silent { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let deadline = Instant::now() + CRASH_WITHIN;
-    while lab.check_daemon(id).is_ok() {
-        ensure!(
-            Instant::now() < deadline,
-            "replica {id} has not come to {moment:?}"
-        );
-        progress.sleep(Duration::from_millis(10))?;
-    }
+    ask(lab, id, &request)?;
+    wait(progress, &format!("replica {id}: {moment:?}"), || {
+        lab.check_daemon(id).is_err()
+    })?;
     // If its hypervisor has ended with it, there is nothing to kill.
     let _ = lab.fault(Fault::Kill, id);
     progress.say(format!("replica {id}: crashed in {moment:?}"));
+    Ok(())
+}
+
+/// Has the host of leader `id` stand still between two frames that the leader sends to clients. Returns the moment.
+///
+/// # Errors
+/// The replica refused, or sent no two frames in one turn.
+pub fn stop_in_release(lab: &Lab, id: u8, progress: &Progress) -> Result<u64> {
+    ask(lab, id, &json!({"op": "stop_in_release"}))?;
+    wait(progress, &format!("replica {id}: a release"), || {
+        let status = lab.status();
+        status
+            .replica(id)
+            .is_some_and(|replica| replica.role == "stopped")
+    })?;
+    let at_us = lab.fault(Fault::Stop, id)?;
+    progress.say(format!("replica {id}: stopped in a release"));
+    Ok(at_us)
+}
+
+fn ask(lab: &Lab, id: u8, request: &Value) -> Result<()> {
+    match lab.control(id).request(request) {
+        // The moment may come before it has answered.
+        Ok(_) | Err(ControlError::Silent { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn wait(progress: &Progress, moment: &str, has_come: impl Fn() -> bool) -> Result<()> {
+    let deadline = Instant::now() + WITHIN;
+    while !has_come() {
+        ensure!(Instant::now() < deadline, "{moment} has not come");
+        progress.sleep(Duration::from_millis(10))?;
+    }
     Ok(())
 }

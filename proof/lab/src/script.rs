@@ -177,9 +177,10 @@ fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
     Ok((leader, at))
 }
 
-/// The leader's host stands still for longer than any timeout, and goes on. Returns the new leader.
+/// The leader's host stands still for longer than any timeout, between two frames that it sends to clients, and goes on. The
+/// second one must not leave. Returns the new leader.
 pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<u8> {
-    let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
+    let (leader, at) = lab.stop_in_release()?;
     lab.progress().sleep(Duration::from_secs(3))?;
     lab.strike(Fault::Continue, &Target::Replica(leader))?;
     let new = lab.wait_for_failover(leader, at)?;

@@ -90,9 +90,8 @@ impl Body {
             Action::SendOn(frames) => self.begin_to_send_on(frames),
             Action::Announce => {
                 for (announcement, nic) in self.announcements.iter().zip(0..) {
-                    for frame in announcement.frames() {
-                        self.taps.write(&frame.on_nic(nic));
-                    }
+                    let frames = announcement.frames().into_iter();
+                    self.send_as_guest(&frames.map(|f| f.on_nic(nic)).collect::<Vec<_>>());
                 }
             }
             Action::Console(hold) => {
@@ -107,25 +106,29 @@ impl Body {
     }
 
     fn release(&mut self, slot: SyncNo, frames: &[Frame]) {
-        let crash = self.crash_in_release(slot, frames.len());
-        let now = clock::now();
-        self.held.release(now, frames.len());
-        // The brain has looked at the lease, and this process may have stood still since. Frames that are dropped here
-        // are frames that a network loses.
-        if now >= self.replica.consensus_core().lease_until() {
-            tracing::debug!(
-                "the lease has run out: {} frames are not sent",
-                frames.len()
-            );
-            return;
+        self.held.release(clock::now(), frames.len());
+        let at = self.fault_in_release(slot, frames.len());
+        let (first, rest) = frames.split_at(at.unwrap_or(frames.len()));
+        self.send_as_guest(first);
+        if at.is_some() {
+            self.fail_in_release();
         }
-        for frame in &frames[..crash.unwrap_or(frames.len())] {
+        self.send_as_guest(rest);
+    }
+
+    /// Sends frames to the guest's clients while the lease lasts. The brain has looked at it, and this process may have stood
+    /// still since, between two frames too. Frames that are dropped here are frames that a network loses.
+    fn send_as_guest(&self, frames: &[Frame]) {
+        let lease_until = self.replica.consensus_core().lease_until();
+        for (frame, sent) in frames.iter().zip(0..) {
+            if clock::now() >= lease_until {
+                let left = frames.len() - sent;
+                tracing::debug!("the lease has run out: {left} frames are not sent");
+                return;
+            }
             if !self.taps.write(frame) {
                 tracing::debug!("the TAP did not take a frame");
             }
-        }
-        if crash.is_some() {
-            self.crash();
         }
     }
 

@@ -147,6 +147,10 @@ impl Body {
                 self.crash_at = Some(area);
                 json!({"ok": true})
             }
+            Op::StopInRelease => {
+                self.stops_in_release = true;
+                json!({"ok": true})
+            }
             Op::Console
             | Op::Display
             | Op::Backup { .. }

@@ -366,14 +366,27 @@ impl Body {
         }
     }
 
-    /// If a test hook is to crash this replica during this release: how many of the frames go out before
-    /// that.
-    pub(super) fn crash_in_release(&self, slot: SyncNo, frames: usize) -> Option<usize> {
+    /// If a test hook is to crash or stop this replica during this release: how many of the frames go out before that.
+    pub(super) fn fault_in_release(&self, slot: SyncNo, frames: usize) -> Option<usize> {
+        if self.stops_in_release {
+            return (frames > 1).then_some(frames / 2);
+        }
         let area = self.crash_at.filter(|_| self.replica.is_match(slot))?;
         match area {
             Area::B => Some(0),
             Area::C => Some(frames.div_ceil(2)),
             Area::A | Area::D => None,
+        }
+    }
+
+    /// Does what that hook asks for.
+    pub(super) fn fail_in_release(&mut self) {
+        if std::mem::take(&mut self.stops_in_release) {
+            for process in [self.supervisor, rustix::process::getpid()] {
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::STOP);
+            }
+        } else {
+            self.crash();
         }
     }
 

@@ -175,6 +175,7 @@ struct Body {
     announcements: Vec<Announcement>,
     crash_in: Option<plover_syncvm::Phase>,
     crash_at: Option<Area>,
+    stops_in_release: bool,
     /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
     suspicions: u64,
     times_deposed: u64,

@@ -161,6 +161,7 @@ impl Body {
             announcements,
             crash_in: None,
             crash_at: None,
+            stops_in_release: false,
             suspicions: 0,
             times_deposed: 0,
             inputs: 0,

@@ -110,6 +110,8 @@ pub(crate) enum Op {
     /// Test hook: the same on a leader, at a fault injection point in the release of an output on a
     /// match; `d` is the transfer of a checkpoint.
     CrashInArea { area: plover_replica::Area },
+    /// Test hook: SIGSTOP this process and its supervisor between two frames that are released in one turn.
+    StopInRelease,
     /// Attach to the guest's console.
     Console,
     /// Look at the guest's display.
