@@ -229,6 +229,12 @@ impl MatchRule {
         before != Some(Verdict::Differs) || self.pays
     }
 
+    /// The next slot is compared, and the tries after it are close to each other again: slots are about to be measured of which
+    /// this rule knows little.
+    pub fn try_soon(&mut self) {
+        (self.pause, self.next_pause) = (0, 1);
+    }
+
     /// Learns from a slot whose sync is over, and how its outputs came out if it was compared.
     pub fn learn(&mut self, verdict: Option<Verdict>, cost: &SlotCost) {
         match verdict {
@@ -238,10 +244,7 @@ impl MatchRule {
             }
             // A connection was opened: that says nothing about the data on it.
             Some(Verdict::Opens) => return,
-            Some(Verdict::Agrees) => {
-                (self.pause, self.next_pause) = (0, 1);
-                return;
-            }
+            Some(Verdict::Agrees) => return self.try_soon(),
         }
         if verdict.is_none() {
             self.differed = 0;

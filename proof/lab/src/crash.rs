@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use plover_lab::control::ControlError;
 use plover_lab::progress::Progress;
+use plover_lab::trace::now_us;
 use plover_lab::{Fault, Lab};
 use plover_syncvm::Phase;
 use serde_json::{Value, json};
@@ -10,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Under load a syncvm comes every few milliseconds, without load every half a second.
 const WITHIN: Duration = Duration::from_secs(60);
+
+/// A replica that answers at all does so within a turn of its loop.
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 /// The moment at which a replica is to crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +44,13 @@ pub fn crash_at(lab: &Lab, id: u8, moment: &Moment, progress: &Progress) -> Resu
     Ok(())
 }
 
-/// Has the host of leader `id` stand still between two frames that the leader sends to clients. Returns the moment.
+/// Has the host of leader `id` stand still right before a frame that the leader was about to send to clients. Returns a
+/// moment before.
 ///
 /// # Errors
-/// The replica refused, or sent no two frames in one turn.
+/// The replica refused, or sent nothing.
 pub fn stop_in_release(lab: &Lab, id: u8, progress: &Progress) -> Result<u64> {
+    let before_us = now_us();
     ask(lab, id, &json!({"op": "stop_in_release"}))?;
     wait(progress, &format!("replica {id}: a release"), || {
         let status = lab.status();
@@ -52,13 +58,14 @@ pub fn stop_in_release(lab: &Lab, id: u8, progress: &Progress) -> Result<u64> {
             .replica(id)
             .is_some_and(|replica| replica.role == "stopped")
     })?;
-    let at_us = lab.fault(Fault::Stop, id)?;
+    // The rest of its host.
+    lab.fault(Fault::Stop, id)?;
     progress.say(format!("replica {id}: stopped in a release"));
-    Ok(at_us)
+    Ok(before_us)
 }
 
 fn ask(lab: &Lab, id: u8, request: &Value) -> Result<()> {
-    match lab.control(id).request(request) {
+    match lab.control(id).within(ANSWER_WITHIN).request(request) {
         // The moment may come before it has answered.
         Ok(_) | Err(ControlError::Silent { .. }) => Ok(()),
         Err(error) => Err(error.into()),

@@ -168,13 +168,13 @@ impl Experiment {
         Ok((id, before_us))
     }
 
-    /// Stops the leader's host in the middle of a release. Returns the leader and the moment.
+    /// Stops the leader's host right before it sends a frame to clients. Returns the leader and a moment before.
     pub fn stop_in_release(&mut self) -> Result<(u8, u64)> {
         self.wait_until_protected()?;
         self.note_syncs();
         let id = self.lab().find(&Target::Role("leader".into()))?;
-        let at_us = crash::stop_in_release(self.lab(), id, &self.progress)?;
-        Ok((id, at_us))
+        let before_us = crash::stop_in_release(self.lab(), id, &self.progress)?;
+        Ok((id, before_us))
     }
 
     /// Starts a replica again, and waits until it takes part.

@@ -177,8 +177,8 @@ fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
     Ok((leader, at))
 }
 
-/// The leader's host stands still for longer than any timeout, between two frames that it sends to clients, and goes on. The
-/// second one must not leave. Returns the new leader.
+/// The leader's host stands still for longer than any timeout, right before a frame that it was about to send to clients, and
+/// goes on. The frame must not leave. Returns the new leader.
 pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<u8> {
     let (leader, at) = lab.stop_in_release()?;
     lab.progress().sleep(Duration::from_secs(3))?;

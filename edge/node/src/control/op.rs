@@ -110,7 +110,7 @@ pub(crate) enum Op {
     /// Test hook: the same on a leader, at a fault injection point in the release of an output on a
     /// match; `d` is the transfer of a checkpoint.
     CrashInArea { area: plover_replica::Area },
-    /// Test hook: SIGSTOP this process and its supervisor between two frames that are released in one turn.
+    /// Test hook: SIGSTOP this process and its supervisor before a frame that it is about to release.
     StopInRelease,
     /// Attach to the guest's console.
     Console,
