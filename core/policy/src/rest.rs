@@ -19,6 +19,7 @@
 //!
 //! A slot without outputs says nothing, and the secondary's guest runs in the next one.
 
+use crate::matching::MatchRule;
 use crate::slot::{SlotCost, SlotRule};
 use plover_types::Micros;
 
@@ -118,14 +119,18 @@ pub struct RestRule {
 
 impl RestRule {
     /// Whether the secondary's guest rests in the slot that begins. To be asked once a slot, about the slot that
-    /// ends, whose cost [`Self::learn`] does not know yet.
-    pub fn rests(&mut self, ends: &RestView, rule: &SlotRule) -> bool {
+    /// ends, whose cost [`Self::learn`] does not know yet. A trial of running begins with a slot that is compared: running is
+    /// worth what it yields with answers that leave early.
+    pub fn rests(&mut self, ends: &RestView, rule: &SlotRule, matching: &mut MatchRule) -> bool {
         if ends.outputs == 0 {
             return false;
         }
         if !self.in_trial && self.left == 0 && self.usual.is_known_with((0, 0, 0), rule) {
             self.in_trial = true;
             self.other = RestYield::default();
+            if self.usually_rests {
+                matching.try_soon();
+            }
         }
         let tries = self.in_trial && !self.is_measured_with(ends, rule);
         self.usually_rests != tries

@@ -116,13 +116,7 @@ impl Leader {
             matching,
             ..
         } = &mut cx.rules;
-        let tried = rest.is_trying();
-        let rests = rest.rests(&view, slot);
-        if rest.is_trying() && !tried && !rests {
-            // Running is worth what it yields with answers that leave early. After a long rest it is long until the next try.
-            matching.try_soon();
-        }
-        rests
+        rest.rests(&view, slot, matching)
     }
 
     /// Whether the slot has shown what it yields, and the secondary's guest usually rests.
