@@ -65,6 +65,19 @@ pub(crate) struct LeadJoin {
     replaces: bool,
 }
 
+#[cfg(test)]
+impl LeadJoin {
+    /// An attempt whose final syncvm runs, and which is to replace a secondary.
+    pub(super) fn replacing(peer: ReplicaId) -> Self {
+        Self {
+            peer,
+            attempt: 1,
+            stage: Stage::Final,
+            replaces: true,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Stage {
     /// The joiner starts its hypervisor.

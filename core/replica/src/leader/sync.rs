@@ -56,7 +56,7 @@ pub(crate) struct Run {
     pub last_progress: Micros,
     /// The cut's place in the log.
     index: Index,
-    reason: SyncReason,
+    pub(super) reason: SyncReason,
     /// Drawn when the guest stands and its pages are known.
     keys: SyncKeys,
     started: Micros,

@@ -1,10 +1,11 @@
 //! A leader on synthetic events. Its policy takes checkpoints, so that its syncs need no place in the log.
 
-use crate::api::{Action, Event, NotTaken, Note, OperatorInput, Ticket};
+use super::join::LeadJoin;
+use crate::api::{Action, ConsoleHold, Event, NotTaken, Note, OperatorInput, Ticket};
 use crate::jobs::JobId;
 use crate::replica::Replica;
 use crate::testing::{LEADER as SECONDARY, apply, leader, taken};
-use plover_policy::{Policy, Preset};
+use plover_policy::{Policy, Preset, SyncReason};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::Body;
 use plover_types::{
@@ -95,9 +96,35 @@ fn outputs_of_a_slot_wait_for_its_acknowledgement() {
     assert!(matches!(sent.last(), Some(Body::End { .. })), "{sent:?}");
     assert!(replica.cx.outputs.cleared.is_empty(), "nothing is safe yet");
     let ack = from_secondary(Body::Ack { sync: SyncNo(1) }, &replica);
-    apply(&mut replica, INTERVAL, ack);
+    let out = apply(&mut replica, INTERVAL, ack);
     assert_eq!(replica.cx.outputs.cleared.len(), 1);
+    assert_eq!(holds(&out), [ConsoleHold::Show(SyncNo(1))]);
     assert!(replica.cx.memory.ledger.owed().is_empty());
+}
+
+fn holds(actions: &[Action]) -> Vec<ConsoleHold> {
+    let holds = actions.iter().filter_map(|action| match action {
+        Action::Console(hold) => Some(*hold),
+        _ => None,
+    });
+    holds.collect()
+}
+
+/// The fear: the joiner has it, and the secondary that it is to replace leads once more, without it.
+#[test]
+fn what_a_replacing_joiner_has_acknowledged_is_neither_sent_nor_shown() {
+    let mut replica = at_the_cut();
+    let read = open_read(&mut replica);
+    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
+    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let (leader, _) = replica.leading().unwrap();
+    // This leader has no log in which another secondary could be proposed, so the joiner is another peer.
+    leader.join = Some(LeadJoin::replacing(ReplicaId(2)));
+    leader.sync.as_mut().unwrap().run.reason = SyncReason::Join;
+    let ack = from_secondary(Body::Ack { sync: SyncNo(1) }, &replica);
+    let out = apply(&mut replica, INTERVAL, ack);
+    assert!(replica.cx.outputs.cleared.is_empty());
+    assert_eq!(holds(&out), [ConsoleHold::Reopen]);
 }
 
 /// The fear: dirty bits are cleared, the sync fails, and nobody remembers the pages.

@@ -95,6 +95,11 @@ impl Body {
                 }
             }
             Action::Console(hold) => {
+                let hold = match hold {
+                    // With the next sync, if this replica still leads then.
+                    ConsoleHold::Show(_) if !self.has_lease() => ConsoleHold::Reopen,
+                    hold => hold,
+                };
                 self.hold_console(hold);
                 self.hold_agent(hold);
             }
@@ -116,12 +121,16 @@ impl Body {
         self.send_as_guest(rest);
     }
 
-    /// Sends frames to the guest's clients while the lease lasts. The brain has looked at it, and this process may have stood
-    /// still since, between two frames too. Frames that are dropped here are frames that a network loses.
+    /// Whether no other replica can lead now. The brain has looked, and this process may have stood still since.
+    fn has_lease(&self) -> bool {
+        clock::now() < self.replica.consensus_core().lease_until()
+    }
+
+    /// Sends frames to the guest's clients while the lease lasts, which is looked at before each: this process may stand still
+    /// between two. Frames that are dropped here are frames that a network loses.
     fn send_as_guest(&self, frames: &[Frame]) {
-        let lease_until = self.replica.consensus_core().lease_until();
         for (frame, sent) in frames.iter().zip(0..) {
-            if clock::now() >= lease_until {
+            if !self.has_lease() {
                 let left = frames.len() - sent;
                 tracing::debug!("the lease has run out: {left} frames are not sent");
                 return;

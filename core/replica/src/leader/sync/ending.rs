@@ -39,11 +39,13 @@ impl Leader {
             // The old secondary may still have to lead, and its state does not explain these outputs.
             self.matching.stop();
             cx.outputs.guard.reopen(held);
+            cx.out.push(Action::Console(ConsoleHold::Reopen));
             self.slot.is_due = true;
         } else {
             self.matching.acknowledged(number);
             self.clean.acknowledged = Some((from, number));
             self.operators_synced(cx, number);
+            cx.out.push(Action::Console(ConsoleHold::Show(number)));
             run.report.outputs = self.clear_for_release(cx, held) as u32;
         }
         let stage = Stage::Acknowledged;
@@ -127,7 +129,6 @@ impl Leader {
                 rest.learn(run.rested, &cost, run.report.matched, slot);
             }
         }
-        cx.out.push(Action::Console(ConsoleHold::Show(run.sync)));
         cx.note(Note::Synced(Box::new(run.report)));
     }
 
