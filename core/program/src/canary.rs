@@ -17,6 +17,9 @@ pub enum Canary {
     /// A replica whose program has diverged stands for election, and leads.
     #[cfg(feature = "canary")]
     LeadDiverged,
+    /// A program that was found to have diverged starts from its own checkpoint, since the log does not say so yet.
+    #[cfg(feature = "canary")]
+    StartWrong,
     /// A program gets input on one connection before it has read that of another.
     #[cfg(feature = "canary")]
     FeedTogether,

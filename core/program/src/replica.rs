@@ -7,7 +7,7 @@ use crate::checkpoints::Checkpoints;
 use crate::feed::Feed;
 use crate::pace::Pace;
 use crate::{Claim, ConnectionId, Entry, Phase};
-use plover_types::{Index, Micros, ReplicaSet};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 
 /// Entries with claims that one turn proposes.
 const CLAIMS_PER_TURN: usize = 8;
@@ -277,6 +277,13 @@ impl Replica {
                 }
             }
         }
+    }
+
+    /// Whether this replica's own program has taken the checkpoint at `at`, and was found wrong since. From the time at which the log
+    /// says so, nobody starts from it ([`Entry::Tainted`]); this replica may start before that.
+    pub(crate) fn has_found_wrong(&self, taken_by: ReplicaId, at: Viewstamp) -> bool {
+        let is_own = taken_by == self.config.me && !canary!(self.config, StartWrong);
+        is_own && self.confesses.is_some_and(|executed| at.index <= executed)
     }
 
     /// The entry that this replica takes next, if it can take one now.

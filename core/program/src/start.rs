@@ -80,7 +80,11 @@ impl Replica {
         };
         if let Some(own) = self.own() {
             let at = own.at;
-            match self.standing(at) {
+            let standing = match self.has_found_wrong(own.taken_by, at) {
+                true => Standing::Void,
+                false => self.standing(at),
+            };
+            match standing {
                 Standing::Sound => return self.start(Some(at), out),
                 Standing::Unknown => {
                     self.repeat_at = now + REPEAT;
@@ -103,7 +107,9 @@ impl Replica {
             // Begun before the program was stopped.
             return;
         }
-        if let Some(held) = self.checkpoints.best(self.log.base).cloned() {
+        let best = self.checkpoints.best(self.log.base);
+        let best = best.filter(|it| !self.has_found_wrong(it.taken_by, it.at));
+        if let Some(held) = best.cloned() {
             let at = held.at;
             self.fetch(held, out);
             self.phase.enter(Phase::Fetching { next, at });

@@ -35,10 +35,11 @@ use plover_sim::panics::without_panic;
 use plover_sim::seeds::{Outcome, Simulation, option_of};
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 9] = [
+pub const CANARIES: [(&str, Canary); 10] = [
     ("reply-before-commit", Canary::ReplyBeforeCommit),
     ("skip-entry", Canary::SkipEntry),
     ("lead-diverged", Canary::LeadDiverged),
+    ("start-wrong", Canary::StartWrong),
     ("feed-together", Canary::FeedTogether),
     ("keep-connections", Canary::KeepConnections),
     ("trim-early", Canary::TrimEarly),

@@ -72,6 +72,8 @@ struct Host {
     waits: VecDeque<Waiting>,
     /// The program that was stopped last was wrong.
     was_wrong: bool,
+    /// Its program was found to have diverged, and has not started since.
+    has_diverged: bool,
     /// Connections that the log ends, and which the program has closed already.
     noticed: Vec<ConnectionId>,
     /// The program is cut off from its clients for a checkpoint.

@@ -41,6 +41,11 @@ fn a_leader_that_has_diverged_is_caught() {
 }
 
 #[test]
+fn a_start_from_what_was_found_wrong_is_caught() {
+    catches(Canary::StartWrong, &["wrong_is_restored"]);
+}
+
+#[test]
 fn input_on_two_connections_at_once_is_caught() {
     catches(Canary::FeedTogether, &["programs_agree"]);
 }

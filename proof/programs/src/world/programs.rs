@@ -26,6 +26,17 @@ impl World {
                 self.coverage.hit("program: starts with connections");
             }
             let is_wrong = !self.reference.has_been(&memory);
+            if is_wrong && state.has_diverged {
+                let message =
+                    format!("r{host} starts from what a program has left that was found wrong");
+                return self.fail("wrong_is_restored", "docs/programs.md", message);
+            }
+            if is_wrong {
+                // Nobody knows: the same limit. The disk is lost instead.
+                state.disk = None;
+                return self.apply(host, Event::StartFailed("it is gone".into()));
+            }
+            state.has_diverged = false;
             state.program = Some(Program {
                 memory,
                 is_wrong,
@@ -54,9 +65,9 @@ impl World {
             if self.restarts {
                 program.connections.clear();
             }
-            // A wrong program's checkpoint is wrong until the difference is found, and a replica that
-            // starts from it is, too: docs/programs.md, "Limits". The runs leave that out.
-            if program.is_wrong || self.faults && self.rng.chance(0.15) {
+            // What goes on over a checkpoint is not compared, so a wrong program would not be found any more (same place).
+            let hides = program.is_wrong && (self.restarts || self.sessions != Sessions::Reconnect);
+            if hides || self.faults && self.rng.chance(0.15) {
                 self.apply(host, Event::CheckpointTaken(Err("a fault".into())));
                 if self.restarts {
                     self.hosts[host].program = None;
@@ -77,8 +88,11 @@ impl World {
         if let Some((held, _)) = state.fetches.take_if(|(_, at)| is_due(at)) {
             let from = &self.hosts[usize::from(held.replica.0)];
             let there = from.disk.clone().filter(|(own, ..)| own.at == held.at);
+            // Another replica that starts from a wrong program's checkpoint is wrong, too: docs/programs.md, "Limits". The
+            // runs leave that out.
+            let is_right = |(_, memory, _): &(Own, Memory, State)| self.reference.has_been(memory);
             let works = !self.faults || self.rng.chance(0.85);
-            match there.filter(|_| works && from.brain.is_some()) {
+            match there.filter(|disk| works && from.brain.is_some() && is_right(disk)) {
                 Some((own, memory, kept)) => {
                     let disk = &mut self.hosts[host].disk;
                     if disk.as_ref().is_none_or(|(old, ..)| old.at < own.at) {

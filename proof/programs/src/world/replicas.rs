@@ -178,7 +178,9 @@ impl World {
             }
             Action::Trim(to) => self.trim(host, to),
             Action::Note(note) => {
-                if matches!(note, Note::Restores(Taint::Diverged(_))) && !state.was_wrong {
+                let diverged = matches!(note, Note::Restores(Taint::Diverged(_)));
+                state.has_diverged |= diverged;
+                if diverged && !state.was_wrong {
                     let message = format!("r{host} is restored although its program is right");
                     self.fail("wrong_is_restored", "APUS §3", message);
                 }
