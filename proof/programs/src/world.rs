@@ -190,6 +190,9 @@ impl World {
             if !self.faults && self.steps % 100 == 0 && self.is_well() {
                 return self.check_the_end();
             }
+            if self.steps == STEPS + STEPS_TO_HEAL && self.is_beyond_limits() {
+                return;
+            }
             if self.steps == STEPS + STEPS_TO_HEAL {
                 return self.fail("heals", "APUS §3", self.describe());
             }

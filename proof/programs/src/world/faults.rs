@@ -1,7 +1,8 @@
 //! The faults, and how well the group is when they end.
 
 use super::{Host, STEPS_TO_HEAL, World};
-use plover_program::{Event, Phase, Replica};
+use crate::program::Memory;
+use plover_program::{Event, Own, Phase, Replica, State};
 use plover_types::{Index, Micros};
 
 impl World {
@@ -10,6 +11,8 @@ impl World {
             0 | 1 if self.up() > self.quorum() && self.hosts[host].brain.is_some() => {
                 trace!(self, "r{host} crashes");
                 self.hosts[host].brain = None;
+                // What it has found out is lost with it.
+                self.hosts[host].has_diverged = false;
                 self.hosts[host].program = None;
                 (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
                 self.hosts[host].waits.clear();
@@ -50,7 +53,18 @@ impl World {
         let base = self.hosts.iter().map(|it| it.base).max();
         let others = self.hosts.iter().enumerate().filter(|(id, _)| *id != host);
         let mut disks = others.filter_map(|(_, it)| it.disk.as_ref());
-        base == Some(Index(0)) || disks.any(|(own, ..)| Some(own.at.index) >= base)
+        let is_of_use = |(own, memory, _): &(Own, Memory, State)| {
+            Some(own.at.index) >= base && self.reference.has_been(memory)
+        };
+        base == Some(Index(0)) || disks.any(is_of_use)
+    }
+
+    /// Whether a program took a checkpoint that is wrong, and was not found out since (docs/programs.md, "Limits"): the log may begin there
+    /// now, and what clients had been sent before is compared no more.
+    pub(super) fn is_beyond_limits(&self) -> bool {
+        let is_wrong = |(_, memory, _): &(Own, Memory, State)| !self.reference.has_been(memory);
+        let mut disks = self.hosts.iter().filter_map(|it| it.disk.as_ref());
+        disks.any(is_wrong)
     }
 
     /// A fault in one program's memory, while the others are right.

@@ -32,14 +32,13 @@ impl World {
                 return self.fail("wrong_is_restored", "docs/programs.md", message);
             }
             if is_wrong {
-                // Nobody knows: the same limit. The disk is lost instead.
+                // Nobody knows, and nobody might find out: docs/programs.md, "Limits". The disk is lost instead.
                 state.disk = None;
                 return self.apply(host, Event::StartFailed("it is gone".into()));
             }
             state.has_diverged = false;
             state.program = Some(Program {
                 memory,
-                is_wrong,
                 time: kept.time,
                 next_time: kept.time,
                 wants_login: self.sessions == Sessions::Login,
@@ -65,7 +64,7 @@ impl World {
             if self.restarts {
                 program.connections.clear();
             }
-            // What goes on over a checkpoint is not compared, so a wrong program would not be found any more (same place).
+            // What goes on over a checkpoint is not compared, so a wrong program would not be found any more.
             let hides = program.is_wrong && (self.restarts || self.sessions != Sessions::Reconnect);
             if hides || self.faults && self.rng.chance(0.15) {
                 self.apply(host, Event::CheckpointTaken(Err("a fault".into())));
