@@ -81,6 +81,15 @@ fn open_read(replica: &mut Replica) -> JobId {
     job_of(&taken(replica))
 }
 
+/// The same leader when it has sent all of that checkpoint, and waits for the acknowledgement.
+fn sent() -> Replica {
+    let mut replica = at_the_cut();
+    let read = open_read(&mut replica);
+    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
+    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    replica
+}
+
 #[test]
 fn outputs_of_a_slot_wait_for_its_acknowledgement() {
     let mut replica = at_the_cut();
@@ -113,10 +122,7 @@ fn holds(actions: &[Action]) -> Vec<ConsoleHold> {
 /// The fear: the joiner has it, and the secondary that it is to replace leads once more, without it.
 #[test]
 fn what_a_replacing_joiner_has_acknowledged_is_neither_sent_nor_shown() {
-    let mut replica = at_the_cut();
-    let read = open_read(&mut replica);
-    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
-    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let mut replica = sent();
     let (leader, _) = replica.leading().unwrap();
     // This leader has no log in which another secondary could be proposed, so the joiner is another peer.
     leader.join = Some(LeadJoin::replacing(ReplicaId(2)));
@@ -147,10 +153,7 @@ fn a_failed_sync_owes_its_pages_and_holds_its_outputs() {
 
 #[test]
 fn an_acknowledgement_of_another_sync_or_another_peer_releases_nothing() {
-    let mut replica = at_the_cut();
-    let read = open_read(&mut replica);
-    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
-    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let mut replica = sent();
     let late = from_secondary(Body::Ack { sync: SyncNo(9) }, &replica);
     apply(&mut replica, INTERVAL, late);
     let Event::Received { lane, bytes, .. } =
@@ -170,10 +173,7 @@ fn an_acknowledgement_of_another_sync_or_another_peer_releases_nothing() {
 /// A secondary that says so keeps its place, and the next sync comes at once.
 #[test]
 fn a_sync_that_the_secondary_gives_up_is_done_again() {
-    let mut replica = at_the_cut();
-    let read = open_read(&mut replica);
-    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
-    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let mut replica = sent();
     apply(&mut replica, INTERVAL, Event::GuestResumed);
     let gave_up = |sync| Body::GaveUp {
         sync: SyncNo(sync),
@@ -197,10 +197,7 @@ fn a_sync_that_the_secondary_gives_up_is_done_again() {
 /// A secondary that never answers costs its place, not the guest.
 #[test]
 fn a_sync_without_progress_is_given_up() {
-    let mut replica = at_the_cut();
-    let read = open_read(&mut replica);
-    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
-    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let mut replica = sent();
     apply(&mut replica, INTERVAL, Event::GuestResumed);
     let (leader, cx) = replica.leading().unwrap();
     let deadline = leader.deadline(cx);

@@ -11,7 +11,7 @@ impl World {
             0 | 1 if self.up() > self.quorum() && self.hosts[host].brain.is_some() => {
                 trace!(self, "r{host} crashes");
                 self.hosts[host].brain = None;
-                // What it has found out is lost with it.
+                // The new process does not know the old one's verdict.
                 self.hosts[host].has_diverged = false;
                 self.hosts[host].program = None;
                 (self.hosts[host].takes, self.hosts[host].starts) = (None, None);

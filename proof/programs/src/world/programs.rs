@@ -64,7 +64,7 @@ impl World {
             if self.restarts {
                 program.connections.clear();
             }
-            // What goes on over a checkpoint is not compared, so a wrong program would not be found any more.
+            // Outputs on inherited connections are not compared, so a wrong program would not be found any more.
             let hides = program.is_wrong && (self.restarts || self.sessions != Sessions::Reconnect);
             if hides || self.faults && self.rng.chance(0.15) {
                 self.apply(host, Event::CheckpointTaken(Err("a fault".into())));
