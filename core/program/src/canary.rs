@@ -35,6 +35,9 @@ pub enum Canary {
     /// A checkpoint is taken while a request is not answered, and its connection goes on.
     #[cfg(feature = "canary")]
     TakeUnanswered,
+    /// A program is told of the end of a connection while it executes a request of it.
+    #[cfg(feature = "canary")]
+    EndUnanswered,
     /// A leader trims the log behind a checkpoint that no other replica holds yet.
     #[cfg(feature = "canary")]
     TrimEarly,

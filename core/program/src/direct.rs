@@ -55,7 +55,10 @@ impl Replica {
 
     /// Whether a follower that is elected may begin to lead.
     pub(crate) fn may_begin_to_lead(&self) -> bool {
-        self.phase == Phase::Following && self.feed.ahead.is_none()
+        // One that takes a checkpoint, which may be long, hands over.
+        self.phase == Phase::Following
+            && self.feed.ahead.is_none()
+            && self.feed.checkpoint.is_none()
     }
 
     /// The fate of the program's own input at `at`.
@@ -83,8 +86,8 @@ impl Replica {
         match entry {
             Some(Entry::Accept(client)) => self.feed.opens(ConnectionId(at), *client),
             Some(Entry::Clock(time)) => self.feed.time = *time,
-            Some(Entry::Bytes(..) | Entry::End(_)) => {}
-            Some(Entry::Close(connection)) => {
+            Some(Entry::Bytes(..) | Entry::End(..)) => {}
+            Some(Entry::Close(connection, _)) => {
                 self.feed.open.remove(connection);
                 self.check.closed(*connection);
             }

@@ -38,10 +38,11 @@ pub enum Entry<'a> {
         u64,
         #[serde(borrow, with = "serde_bytes")] &'a [u8],
     ),
-    /// A client sends nothing more, and still reads.
-    End(ConnectionId),
-    /// A connection is over.
-    Close(ConnectionId),
+    /// A client sends nothing more, and still reads. The number is that of [`Entry::Bytes`]: a program has to have sent as much before
+    /// it is told, since it may give up what is asked of it when its client leaves.
+    End(ConnectionId, u64),
+    /// A connection is over; with the same number.
+    Close(ConnectionId, u64),
     /// Every connection that was accepted before is over. A new leader begins with it, since it has none
     /// of the clients of the leader before. A checkpoint begins with it, too, since a restored program has
     /// no connections: then this replica takes it.
@@ -178,8 +179,8 @@ mod tests {
                 port: 1015,
             }),
             Entry::Bytes(connection, 1016, b"bytes"),
-            Entry::End(connection),
-            Entry::Close(connection),
+            Entry::End(connection, 1021),
+            Entry::Close(connection, 1023),
             Entry::Cut(Some(replica)),
             Entry::Claims(replica, vec![claim]),
             Entry::Excerpt(excerpt),

@@ -5,6 +5,7 @@
 //! them in different orders. So at most one connection holds unread input at any time. Entries of one
 //! connection follow each other without waiting, since TCP keeps their order.
 
+use crate::ends::Ends;
 use crate::session::Open;
 use crate::{Client, ConnectionId, Session, State};
 use plover_types::{Index, Micros, Viewstamp};
@@ -35,6 +36,8 @@ pub(crate) struct Feed {
     pub ahead: Option<Viewstamp>,
     /// An entry that waits for the program.
     pub held: Option<(Viewstamp, Vec<u8>)>,
+    /// How long the end of a connection waits for answers.
+    pub ends: Ends,
     /// All input is held here until the checkpoint is taken.
     pub checkpoint: Option<Viewstamp>,
     /// Until when the program must have answered all that it has read, or none is taken.
@@ -58,6 +61,7 @@ impl Feed {
             waits_since: Micros::NEVER,
             ahead: None,
             held: None,
+            ends: Ends::new(),
             checkpoint: None,
             answers_until: Micros::NEVER,
             active_at: Micros::ZERO,

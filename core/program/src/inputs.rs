@@ -46,7 +46,7 @@ impl Replica {
             }
         }
         match (entry, bytes) {
-            (Some(entry), Some(bytes)) if !self.may_give(&entry) => {
+            (Some(entry), Some(bytes)) if !self.may_give(now, &entry) => {
                 drop(entry);
                 self.feed.held = Some((at, bytes.to_vec()));
             }
@@ -59,11 +59,11 @@ impl Replica {
         }
     }
 
-    /// The program has read something: the entry that waited for it may go on.
+    /// The program has read or sent something, or has had its time: the entry that waited for it may go on.
     pub(crate) fn go_on(&mut self, now: Micros, out: &mut Vec<Action>) {
         if let Some((at, bytes)) = self.feed.held.take() {
             match Entry::decode(&bytes) {
-                Some(entry) if !self.may_give(&entry) => self.feed.held = Some((at, bytes)),
+                Some(entry) if !self.may_give(now, &entry) => self.feed.held = Some((at, bytes)),
                 Some(entry) => {
                     self.feed.next = at.index.next();
                     self.give(now, at, &entry, out);
@@ -124,18 +124,23 @@ impl Replica {
         }
     }
 
-    /// Whether the program may be given this entry now: it has read the entries of other connections.
-    fn may_give(&self, entry: &Entry<'_>) -> bool {
-        match entry {
+    /// Whether the program may be given this entry now: it has read the entries of other connections, and answered what an end
+    /// would let it give up.
+    fn may_give(&mut self, now: Micros, entry: &Entry<'_>) -> bool {
+        let is_read = match entry {
             _ if canary!(self.config, FeedTogether) => true,
-            Entry::Bytes(connection, ..) | Entry::End(connection) | Entry::Close(connection) => {
+            Entry::Bytes(connection, ..)
+            | Entry::End(connection, _)
+            | Entry::Close(connection, _) => {
                 !self.feed.open.contains_key(connection) || self.feed.admits(*connection)
             }
             Entry::Accept(_) | Entry::Cut(_) | Entry::Clock(_) | Entry::Checkpoint(_) => {
                 self.feed.is_read()
             }
             _ => true,
-        }
+        };
+        let hears = canary!(self.config, EndUnanswered);
+        is_read && (hears || self.feed.has_answered(now, entry))
     }
 
     /// Gives the program its next entry, or takes note of what the replicas agree on.
@@ -154,14 +159,14 @@ impl Replica {
                     out.push(Action::Feed(*connection, bytes.to_vec()));
                 }
             }
-            Entry::End(connection) => {
+            Entry::End(connection, _) => {
                 if let Some(open) = self.feed.open.get_mut(connection) {
                     open.ended = true;
                     self.feed.gives(now, *connection, 0);
                     out.push(Action::EndInput(*connection));
                 }
             }
-            Entry::Close(connection) => self.close(now, *connection, out),
+            Entry::Close(connection, _) => self.close(now, *connection, out),
             Entry::Clock(time) => {
                 self.feed.time = *time;
                 out.push(Action::Clock(*time));

@@ -79,6 +79,7 @@
 //! | what fails | what saves it |
 //! |---|---|
 //! | the leader | another replica is elected, which has executed the same entries; its first entry, a [`Entry::Cut`], closes the connections of the old one's clients at every program. They connect again |
+//! | a client leaves, or its leader dies, while a request is under way | the program is told when it has answered ([`ends`]) |
 //! | a program dies | its replica does not lead until it has started it again, from its checkpoint and the log behind it |
 //! | a program stands still | its replica hands over, or does not stand for election |
 //! | followers' programs fall behind the leader's | it waits for them ([`pace`]), so that clients of the next one need not |
@@ -93,6 +94,7 @@ mod canary;
 mod check;
 pub(crate) mod checkpoints;
 mod direct;
+pub(crate) mod ends;
 mod entry;
 pub(crate) mod feed;
 mod inputs;

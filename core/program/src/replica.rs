@@ -98,6 +98,7 @@ impl Replica {
                     if self.replies() {
                         out.push(Action::Finish(connection));
                     }
+                    self.go_on(now, out);
                 }
             }
             Event::Proposed(at) => {
@@ -140,7 +141,7 @@ impl Replica {
         if now >= self.feed.stalls_at(self.config.stall) {
             self.stalled = true;
         }
-        if now >= self.checkpoint_due() {
+        if now >= self.checkpoint_due().min(self.feed.end_due()) {
             self.go_on(now, out);
         }
         let is_full = self.is_full();
@@ -237,7 +238,7 @@ impl Replica {
             self.check.sent(now, connection, bytes, &mut verdicts);
         }
         self.judge(now, verdicts, out);
-        if self.feed.checkpoint.is_some() {
+        if self.feed.checkpoint.is_some() || self.feed.held.is_some() {
             self.go_on(now, out);
         }
     }

@@ -144,19 +144,25 @@ impl Open {
         }
     }
 
-    /// Whether the program has answered all that it was given, and a restored program can go on with this connection.
-    pub fn is_between_requests(&self) -> bool {
-        let Session {
-            login,
-            greeting,
-            sent,
-            ..
-        } = &self.session;
+    /// Whether the program has sent as much as the leader's had when its client left, or sends nothing more.
+    pub fn has_sent(&self, by_leader: u64) -> bool {
+        // What a restored one has sent is known from the next input on. All before was answered.
+        self.finished || self.repeats.is_some() || self.session.sent >= by_leader
+    }
+
+    /// Whether the program has answered all that it was given, or sends nothing more.
+    pub fn is_answered(&self) -> bool {
+        let Session { greeting, sent, .. } = &self.session;
         let is_answered = match self.repeats {
             Some(repeats) => *sent >= repeats,
             None => greeting.is_none() || *sent > self.after,
         };
-        is_answered && !self.ended && login.len() <= LOGIN_BYTES_MAX
+        self.finished || is_answered
+    }
+
+    /// Whether it has, and a restored program can go on with this connection.
+    pub fn is_between_requests(&self) -> bool {
+        self.is_answered() && !self.ended && self.session.login.len() <= LOGIN_BYTES_MAX
     }
 }
 

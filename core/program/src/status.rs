@@ -97,6 +97,11 @@ impl Replica {
         )
     }
 
+    /// Whether its program has to answer before it is told of the end of a connection.
+    pub fn holds_end(&self) -> bool {
+        self.feed.end_due() != Micros::NEVER
+    }
+
     /// The checkpoint on this replica's disk. The caller reports what the log has at its index
     /// ([`LogState::at_own`]).
     pub fn own(&self) -> Option<&Own> {
@@ -140,6 +145,7 @@ impl Replica {
             .min(say)
             .min(claims)
             .min(self.checkpoint_due())
+            .min(self.feed.end_due())
             .min(self.checkpoints.deadline())
             .min(self.pace.deadline(self.is_full()))
     }

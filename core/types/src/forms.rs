@@ -38,7 +38,7 @@ pub const FORMS: [(&str, u64); 20] = [
     ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),
-    ("programs", 0x0e89_fe58_0038_ae47),
+    ("programs", 0xd28e_9251_2777_e0c9),
     ("members", 0x10cd_561d_5dde_3755),
     ("stored log", 0x6e13_4964_59e3_1ac3),
 ];
@@ -100,7 +100,7 @@ mod tests {
     const VERSIONS: [(u8, u64); 3] = [
         (2, 0x6e12_9543_0a2b_1bcb),
         (3, 0x0fda_b908_593f_7813),
-        (4, 0xca20_ee78_3705_b65b),
+        (4, 0x5425_4264_ebf1_bd8b),
     ];
 
     #[test]

@@ -82,6 +82,11 @@ impl<M: StateMachine> Server<M> {
         self.core.set_abstains(!may);
     }
 
+    /// Whether this replica leads, and no other one can have been elected.
+    pub fn has_lease(&self) -> bool {
+        self.now() < self.core.lease_until()
+    }
+
     /// The leader trims the log up to `index`, which is applied. With
     /// [`Config::retain_bytes`](crate::Config) at its maximum nothing else does.
     pub fn trim_behind(&mut self, index: Index) {

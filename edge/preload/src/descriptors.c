@@ -59,6 +59,7 @@ bool claim(int fd, uint32_t number, uint32_t generation)
     }
     atomic_store(&slot->ended, 0);
     atomic_store(&slot->broken, 0);
+    atomic_store(&slot->swallowed, 0);
     mark(fd, number);
     return true;
 }

@@ -52,7 +52,8 @@ pub struct Slot {
     pub time_us: AtomicU64,
     /// Bytes that the program has sent, or is sending.
     pub sent: AtomicU64,
-    unused: [u32; 2],
+    swallowed: AtomicU32,
+    unused: u32,
 }
 
 /// The head of the shared memory.

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <fcntl.h>
 
-enum { FILE_BYTES = 32 << 10 };
+enum { FILE_BYTES = 32 << 10, SWALLOWED_BYTES_MAX = 1 << 20 };
 
 /* Tells plover what was sent, for the output check. */
 static void copy_output(uint32_t number, const struct msghdr *message, size_t sent)
@@ -31,6 +31,17 @@ static void copy_output(uint32_t number, const struct msghdr *message, size_t se
         ring_bell();
 }
 
+/* Whether output for a client that is gone is taken all the same. The others' programs send it and go on, so this one must not give
+ * up what it does; a thread that only writes has to notice some time. */
+static bool swallows(struct slot *slot, int error, size_t bytes)
+{
+    bool is_gone = error == EPIPE || error == ECONNRESET || error == ETIMEDOUT || error == ENOTCONN;
+    atomic_store(&slot->broken, 1);
+    if (!is_gone || bytes > SWALLOWED_BYTES_MAX)
+        return false;
+    return atomic_fetch_add(&slot->swallowed, (uint32_t)bytes) + bytes <= SWALLOWED_BYTES_MAX;
+}
+
 /* Sends as sendmsg() does, when all that the program has read is committed. */
 ssize_t put(int fd, const struct msghdr *message, int flags)
 {
@@ -38,21 +49,17 @@ ssize_t put(int fd, const struct msghdr *message, int flags)
     if (!slot)
         return REAL(sendmsg)(fd, message, flags);
     uint32_t number = slot_of(fd);
-    if (!wait_to_send(slot)) {
-        atomic_store(&slot->broken, 1);
-        errno = EPIPE;
-        return -1;
-    }
+    bool lives = wait_to_send(slot);
     size_t all = 0;
     for (size_t i = 0; i < message->msg_iovlen; i++)
         all += message->msg_iov[i].iov_len;
     /* Counted first: the client's next input may be read before this thread goes on. */
     atomic_fetch_add(&slot->sent, all);
-    ssize_t sent = REAL(sendmsg)(fd, message, flags);
-    int error = errno;
+    ssize_t sent = lives ? REAL(sendmsg)(fd, message, flags | MSG_NOSIGNAL) : -1;
+    int error = lives ? errno : EPIPE;
+    if (sent < 0 && error != EAGAIN && error != EINTR && swallows(slot, error, all))
+        sent = (ssize_t)all;
     atomic_fetch_sub(&slot->sent, sent > 0 ? all - (size_t)sent : all);
-    if (sent < 0 && error != EAGAIN && error != EINTR)
-        atomic_store(&slot->broken, 1);
     if (sent > 0 && shared->copies_output)
         copy_output(number, message, (size_t)sent);
     errno = error;

@@ -52,7 +52,8 @@ struct slot {
     _Atomic uint32_t generation; /* by plover: which use of the slot this is */
     _Atomic uint64_t time_us;     /* by plover: the time at which a replayed one is accepted */
     _Atomic uint64_t sent;        /* bytes that the program has sent, or is sending */
-    uint32_t unused[2];
+    _Atomic uint32_t swallowed;   /* bytes of output that nobody gets any more */
+    uint32_t unused;
 };
 
 struct shared {

@@ -16,14 +16,14 @@ use crate::direct::{self, Direct};
 use crate::face::Face;
 use crate::files::Files;
 use crate::jobs::Jobs;
+use crate::orphans::Known;
 use crate::program::Program;
 use crate::sockets::{FromProgram, Sockets};
 use plover_log::{LogOnly, Server};
-use plover_program::{Action, Client, ConnectionId, Entry, Event, LogState, Own, Replica, State};
+use plover_program::{Action, Entry, Event, LogState, Own, Replica, State};
 use plover_types::{Index, Micros, Viewstamp};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -110,10 +110,9 @@ struct Body {
     control: Control,
     face: Option<Face>,
     face_at: Instant,
-    /// The clients of the connections that the program is given.
-    addresses: BTreeMap<ConnectionId, Client>,
-    /// Clients of the leader before, until this one has their address.
-    orphans: Vec<Client>,
+    /// When this replica had the lease last.
+    leased_at: Instant,
+    clients_known: Known,
     /// How often in a row the clients' address could not be taken.
     face_failures: u32,
     epoll: Arc<OwnedFd>,
@@ -318,7 +317,7 @@ impl Body {
         match action {
             Action::Propose(bytes) => self.server.suggest(&bytes),
             Action::Connect(id, client) => {
-                self.addresses.insert(id, client);
+                self.clients_known.opens(id, client);
                 let direct = &mut self.direct;
                 let bound = |port| {
                     if let Some(direct) = direct {
@@ -336,7 +335,7 @@ impl Body {
             Action::EndInput(id) => self.sockets.end(id),
             Action::Clock(us) => self.directly(|direct| direct.set_next_time(us)),
             Action::Close(id) => {
-                self.is_over(id);
+                self.clients_known.ends(Instant::now(), id);
                 match &mut self.direct {
                     Some(direct) if !self.sockets.has(id) => direct.close(id),
                     _ => {

@@ -4,11 +4,13 @@ use plover_log::Error;
 use plover_program::{ConnectionId, Entry};
 use plover_types::Viewstamp;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that one turn reads of one client, and which go in one entry.
 const READ_BYTES: usize = 32 << 10;
@@ -46,8 +48,8 @@ pub(crate) struct Clients {
     next: u64,
     all: BTreeMap<u64, Client>,
     tokens: BTreeMap<ConnectionId, u64>,
-    /// Connections whose end is not in the log yet.
-    gone: Vec<ConnectionId>,
+    /// Connections whose end is not in the log yet, and what the program had sent on them.
+    gone: Vec<(ConnectionId, u64)>,
     reads: bool,
     entry_bytes_max: usize,
 }
@@ -98,14 +100,8 @@ impl Clients {
         Ok(())
     }
 
-    /// Closes everything. Clients are told by a reset, which needs no answer.
+    /// Closes everything, by resets.
     pub fn drop_all(&mut self) {
-        for client in self.all.values() {
-            let _ = rustix::net::sockopt::set_socket_linger(
-                &client.stream,
-                Some(std::time::Duration::ZERO),
-            );
-        }
         self.all.clear();
         self.tokens.clear();
         self.gone.clear();
@@ -141,7 +137,7 @@ impl Clients {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            let _ = stream.set_nodelay(true);
+            is_new(&stream);
             // Without a place in the log the client is turned away, and tries again.
             let Ok(at) = propose(&Entry::Accept(client_at(from))) else {
                 return;
@@ -160,7 +156,7 @@ impl Clients {
             };
             let data = EventData::new_u64(token);
             if epoll::add(&self.epoll, &client.stream, data, EventFlags::IN).is_err() {
-                self.gone.push(id);
+                self.gone.push((id, 0));
                 continue;
             }
             self.all.insert(token, client);
@@ -173,7 +169,7 @@ impl Clients {
         let accept = || self.listener.as_ref().map(TcpListener::accept);
         let mut new = Vec::new();
         while let Some(Ok((stream, from))) = accept() {
-            let _ = stream.set_nodelay(true);
+            is_new(&stream);
             new.push((stream, client_at(from)));
         }
         new
@@ -232,7 +228,8 @@ impl Clients {
 
     /// Proposes what could not be proposed before.
     pub fn retry(&mut self, propose: Propose<'_>) {
-        self.gone.retain(|id| propose(&Entry::Close(*id)).is_err());
+        self.gone
+            .retain(|(id, sent)| propose(&Entry::Close(*id, *sent)).is_err());
         let waiting: Vec<u64> = self
             .all
             .iter()
@@ -255,10 +252,24 @@ impl Clients {
         if lives && !is_done {
             return client.watch(&self.epoll, token, self.reads);
         }
-        self.gone.push(client.id);
+        if lives {
+            ends_in_order(&client.stream);
+        }
+        self.gone.push((client.id, client.sent));
         self.tokens.remove(&client.id);
         self.all.remove(&token);
     }
+}
+
+/// A client's connection ends by a reset, however this process and the program end: some clients take an orderly end for success.
+fn is_new(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+}
+
+/// The program has ended the connection, and that is committed.
+pub(crate) fn ends_in_order(stream: &TcpStream) {
+    let _ = sockopt::set_socket_linger(stream, None);
 }
 
 /// A client's address, as the log has it.
@@ -312,7 +323,7 @@ impl Client {
             }
         }
         if self.ended && !self.end_proposed {
-            match propose(&Entry::End(self.id)) {
+            match propose(&Entry::End(self.id, self.sent)) {
                 Ok(_) => self.end_proposed = true,
                 Err(Error::Full) => {}
                 Err(_) => return false,

@@ -26,6 +26,7 @@ pub(crate) use launch::Launch;
 pub(crate) use pump::Happened;
 pub(crate) use refused::refuse;
 
+use crate::clients::ends_in_order;
 use crate::config::{Clock, RunConfig};
 use connections::Connections;
 use door::Door;
@@ -36,7 +37,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,6 +67,8 @@ pub(crate) struct Direct {
     memory: Option<Memory>,
     connections: Connections,
     outstanding: VecDeque<Outstanding>,
+    /// Clients' connections that the program has ended, with an entry that is not committed.
+    closing: VecDeque<(Viewstamp, TcpStream)>,
     happened: VecDeque<Happened>,
     epoch: u32,
     /// Input of older epochs cannot be proposed any more.
@@ -108,6 +111,7 @@ impl Direct {
             memory: None,
             connections: Connections::new(program.port),
             outstanding: VecDeque::new(),
+            closing: VecDeque::new(),
             happened: VecDeque::new(),
             epoch: 1,
             epoch_min: 1,
@@ -139,6 +143,7 @@ impl Direct {
         self.connections.clear();
         self.memory = None;
         self.outstanding.clear();
+        self.closing.clear();
         self.happened.clear();
         (self.quiesces, self.is_full, self.rings) = (false, false, false);
     }
@@ -218,10 +223,9 @@ impl Direct {
         match self.connections.find(id) {
             Some(connection) => {
                 connection.closes = true;
-                let _ = connection
-                    .stream
-                    .as_ref()
-                    .map(|it| it.shutdown(Shutdown::Both));
+                if let Some(stream) = &connection.stream {
+                    connections::reset(stream);
+                }
             }
             None => self.happened.push_back(Happened::Noticed(id)),
         }
@@ -243,6 +247,7 @@ impl Direct {
     /// This replica leads no more: nothing is read from clients, and nothing is sent to them.
     pub fn cut_off(&mut self) {
         self.begin_epoch();
+        self.closing.clear();
         self.epoch_min = self.epoch;
         self.quiesces = false;
     }
@@ -272,6 +277,11 @@ impl Direct {
                 self.rings = true;
             }
             self.outstanding.pop_front();
+        }
+        let is_committed = |it: &mut (Viewstamp, TcpStream)| it.0.index <= at.index;
+        while self.closing.front_mut().is_some_and(is_committed) {
+            let ended = self.closing.pop_front();
+            let _ = ended.map(|(_, stream)| ends_in_order(&stream));
         }
     }
 

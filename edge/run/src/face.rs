@@ -14,12 +14,14 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// When the address is announced again: a switch may have missed the first time.
+/// When the address is announced again: a switch may have missed the first time,
 const AGAIN: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(300),
     Duration::from_millis(1500),
 ];
+/// or the leader before comes back, and clients find that one by ARP.
+const ALWAYS_AGAIN: Duration = Duration::from_secs(1);
 
 /// This host has the clients' address.
 #[derive(Debug)]
@@ -30,6 +32,7 @@ pub(crate) struct Face {
     announcement: Announcement,
     since: Instant,
     announced: usize,
+    announced_at: Instant,
     orphans: Option<Orphans>,
 }
 
@@ -53,6 +56,7 @@ impl Face {
             announcement: Announcement::of(mac, address),
             since: Instant::now(),
             announced: 0,
+            announced_at: Instant::now(),
             orphans: None,
         };
         face.send();
@@ -67,13 +71,21 @@ impl Face {
 
     /// Announces the address again when it is time.
     pub fn advance(&mut self) {
-        let due = AGAIN.get(self.announced);
-        if due.is_some_and(|due| self.since.elapsed() >= *due) {
-            self.announced += 1;
-            self.send();
-            if let Some(orphans) = &self.orphans {
-                orphans.tell();
-            }
+        let is_due = match AGAIN.get(self.announced) {
+            Some(due) => self.since.elapsed() >= *due,
+            None => self.announced_at.elapsed() >= ALWAYS_AGAIN,
+        };
+        if !is_due {
+            return;
+        }
+        self.announced_at = Instant::now();
+        self.announced += 1;
+        self.send();
+        if let Some(orphans) = &self.orphans {
+            orphans.tell();
+        }
+        if self.announced == AGAIN.len() {
+            self.orphans = None;
         }
     }
 

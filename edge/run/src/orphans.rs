@@ -1,25 +1,67 @@
-//! The clients of the leader before: they are made to notice that their connections are over.
+//! The clients of leaders before: they are made to notice that their connections are over.
 //!
 //! A host that dies says nothing to its clients. One that waits for an answer repeats its request after ever longer pauses, and
 //! one that waits for nothing never learns of it. So the next leader sends on each connection that the log had open an
 //! acknowledgement that fits nothing. The client answers with the numbers that it is at (RFC 5961, section 5), and the
 //! kernel of this host, which knows no such connection, resets it.
 
-use plover_program::Client;
+use plover_program::{Client, ConnectionId};
 use rustix::net::{
     AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with,
 };
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 /// More connections are left to themselves.
-pub(crate) const ORPHANS_MAX: usize = 65_536;
+const ORPHANS_MAX: usize = 65_536;
+
+/// A connection that is over for so long is forgotten: its leader has told the client, or there is none for long.
+const REMEMBERED: Duration = Duration::from_secs(10);
 
 const IP_HEAD: usize = 20;
 const TCP_HEAD: usize = 20;
 const TCP_ACK: u8 = 16;
 const TTL: u8 = 64;
+
+/// The clients of the connections that the log has open, and of those that it has ended lately. Their leader may have died before it told
+/// them.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    open: BTreeMap<ConnectionId, Client>,
+    ended: VecDeque<(Instant, Client)>,
+}
+
+impl Known {
+    /// The program is given a client's connection.
+    pub fn opens(&mut self, id: ConnectionId, client: Client) {
+        self.open.insert(id, client);
+    }
+
+    /// The log has ended the connection.
+    pub fn ends(&mut self, now: Instant, id: ConnectionId) {
+        let is_old = |it: &(Instant, Client)| now > it.0 + REMEMBERED;
+        while self.ended.front().is_some_and(is_old) || self.ended.len() >= ORPHANS_MAX {
+            self.ended.pop_front();
+        }
+        self.ended
+            .extend(self.open.remove(&id).map(|client| (now, client)));
+    }
+
+    /// The program has ended, and is given its connections anew.
+    pub fn forget_open(&mut self) {
+        self.open.clear();
+    }
+
+    /// Those to tell, who are known no more.
+    pub fn take(&mut self, now: Instant) -> Vec<Client> {
+        let ended = self.ended.drain(..);
+        let ended = ended.filter(|it| now <= it.0 + REMEMBERED);
+        ended.map(|it| it.1).collect()
+    }
+}
 
 /// Connections between `listen` and these clients.
 #[derive(Debug)]
@@ -80,6 +122,28 @@ fn acknowledgement(from: SocketAddrV4, to: Client) -> [u8; IP_HEAD + TCP_HEAD] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_ended_lately_is_remembered() {
+        let id = |index| {
+            let (view, index) = (plover_types::View(16), plover_types::Index(index));
+            ConnectionId(plover_types::Viewstamp { view, index })
+        };
+        let client = |port| Client { ip: [1; 4], port };
+        let (mut known, start) = (Known::default(), Instant::now());
+        for index in 1..=3 {
+            known.opens(id(index), client(index as u16));
+        }
+        let later = start + REMEMBERED + Duration::from_secs(1);
+        known.ends(start, id(1));
+        known.ends(later, id(2));
+        known.ends(later, id(2));
+        assert_eq!(known.take(later), [client(2)]);
+        assert_eq!(known.take(later), [], "told once");
+        known.forget_open();
+        known.ends(later, id(3));
+        assert_eq!(known.take(later), []);
+    }
 
     /// The sum of all words with the checksum is what a receiver looks for.
     #[test]

@@ -9,7 +9,8 @@
 //!
 //! In half of the worlds a leader's program reads its clients itself, and what it reads is proposed then. Its
 //! output, or its reads, wait for the commit. In some, connections outlive checkpoints, and in some of these a program
-//! executes a request by what its connection has said first.
+//! executes a request by what its connection has said first. In some, a program executes later than it reads, and gives up what it has
+//! not executed when the connection ends.
 //!
 //! Consensus is simulated by what it promises, an agreed log of which a suffix may be lost with its leader:
 //! that it keeps the promise is shown elsewhere (`proof/consensus`). A *reference* executes the committed log
@@ -35,7 +36,7 @@ use plover_sim::panics::without_panic;
 use plover_sim::seeds::{Outcome, Simulation, option_of};
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 10] = [
+pub const CANARIES: [(&str, Canary); 11] = [
     ("reply-before-commit", Canary::ReplyBeforeCommit),
     ("skip-entry", Canary::SkipEntry),
     ("lead-diverged", Canary::LeadDiverged),
@@ -46,6 +47,7 @@ pub const CANARIES: [(&str, Canary); 10] = [
     ("stand-ahead", Canary::StandAhead),
     ("cut-unquiet", Canary::CutUnquiet),
     ("take-unanswered", Canary::TakeUnanswered),
+    ("end-unanswered", Canary::EndUnanswered),
 ];
 
 impl Simulation for Options {

@@ -3,7 +3,7 @@
 use plover_program::{ConnectionId, Entry};
 use plover_sim::rng::mix;
 use plover_types::Viewstamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes of a request, which is its number, and of its reply: the number, and the sum of all requests so far.
 pub const REQUEST_BYTES: usize = 8;
@@ -48,15 +48,18 @@ pub struct Program {
     pub next_time: u64,
     /// Connections say first who they are.
     pub wants_login: bool,
+    /// It executes requests later than it reads them, and not at all if their connection has ended by then.
+    pub is_slow: bool,
+    /// What it has read and not executed.
+    pub under_way: VecDeque<(ConnectionId, u64, u64)>,
 }
 
 impl Program {
-    /// Reads all that there is on a connection. Returns the replies.
+    /// Reads all that there is on a connection. Returns the replies to what it executes at once.
     pub fn read(&mut self, id: ConnectionId) -> Vec<u8> {
         let Some(connection) = self.connections.get_mut(&id) else {
             return Vec::new();
         };
-        let mut replies = Vec::new();
         self.time = self.time.max(self.next_time);
         connection.is_news = false;
         connection.partly.append(&mut connection.unread);
@@ -64,21 +67,38 @@ impl Program {
             let rest = connection.partly.split_off(REQUEST_BYTES);
             let request = std::mem::replace(&mut connection.partly, rest);
             let number = u64::from_le_bytes(request.try_into().expect("eight bytes"));
-            replies.extend(number.to_le_bytes());
-            if self.wants_login && connection.login.is_none() {
-                connection.login = Some(number);
-                replies.extend(LOGIN.to_le_bytes());
-                continue;
-            }
-            let by = connection.login.unwrap_or_default();
-            self.memory.executed.push(number);
-            self.memory.sum = mix(self.memory.sum ^ self.time ^ by, number);
-            replies.extend(self.memory.sum.to_le_bytes());
+            self.under_way.push_back((id, number, self.time));
         }
-        if connection.closes {
+        let (executes, closes) = (!self.is_slow || connection.is_own, connection.closes);
+        let mut replies = Vec::new();
+        while executes && !self.under_way.is_empty() {
+            replies.extend(self.execute_next().map(|it| it.1));
+        }
+        if closes {
             self.connections.remove(&id);
         }
-        replies
+        replies.concat()
+    }
+
+    /// Executes the oldest request that it has read; nothing if its connection has ended since. Returns the reply.
+    pub fn execute_next(&mut self) -> Option<(ConnectionId, Vec<u8>)> {
+        let (id, number, time) = self.under_way.pop_front()?;
+        let connection = self.connections.get_mut(&id)?;
+        let result = if self.wants_login && connection.login.is_none() {
+            connection.login = Some(number);
+            LOGIN
+        } else {
+            let by = connection.login.unwrap_or_default();
+            self.memory.executed.push(number);
+            self.memory.sum = mix(self.memory.sum ^ time ^ by, number);
+            self.memory.sum
+        };
+        Some((id, [number.to_le_bytes(), result.to_le_bytes()].concat()))
+    }
+
+    /// Whether it has read something that it has not executed.
+    pub fn is_busy(&self) -> bool {
+        !self.under_way.is_empty()
     }
 }
 
@@ -125,7 +145,7 @@ impl Reference {
                 }
             }
             Entry::Clock(time) => self.program.next_time = time,
-            Entry::Close(id) => drop(connections.remove(&id)),
+            Entry::Close(id, _) => drop(connections.remove(&id)),
             Entry::Cut(_) => connections.clear(),
             _ => {}
         }

@@ -14,7 +14,7 @@ const STEPS: u64 = 3000;
 const STEPS_TO_HEAL: u64 = 40_000;
 
 /// Moments that the seeds must reach, or they prove little.
-pub const REACHED: [&str; 18] = [
+pub const REACHED: [&str; 19] = [
     "client: a reply",
     "client: cut off",
     "leader: serves",
@@ -33,6 +33,7 @@ pub const REACHED: [&str; 18] = [
     "program: its reads fail",
     "leader: quiet",
     "leader: waits for programs",
+    "program: answers before an end",
 ];
 
 /// The options of a run.
@@ -124,6 +125,8 @@ pub struct World {
     sessions: Sessions,
     /// A program is ended for a checkpoint, and started again.
     restarts: bool,
+    /// Programs execute later than they read.
+    slow: bool,
     committed: usize,
     leader: Option<(usize, View)>,
     round: u64,
@@ -161,6 +164,7 @@ impl World {
             ]),
             sessions,
             restarts: rng.chance(0.3),
+            slow: rng.chance(0.3),
             committed: 0,
             leader: None,
             round: 0,
@@ -201,6 +205,7 @@ impl World {
     }
 
     fn step(&mut self) {
+        self.programs_execute();
         let host = self.rng.range(0, self.hosts.len() as u64 - 1) as usize;
         match self.rng.range(0, 99) {
             0..=9 => self.consensus(),

@@ -8,12 +8,12 @@ use crate::control::Control;
 use crate::direct::{self, Direct};
 use crate::files::Files;
 use crate::jobs::{Jobs, serve};
+use crate::orphans::Known;
 use crate::sockets::Sockets;
 use plover_log::{LogOnly, Server};
 use plover_program::{Canary, Replica, State};
 use plover_types::{Index, Micros, ReplicaId};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -120,8 +120,8 @@ pub fn run(
         control,
         face: None,
         face_at: Instant::now(),
-        addresses: BTreeMap::new(),
-        orphans: Vec::new(),
+        leased_at: Instant::now(),
+        clients_known: Known::default(),
         face_failures: 0,
         epoll,
         stop: stop.clone(),

@@ -19,7 +19,7 @@ impl Body {
     /// The program has ended.
     pub(super) fn forget_connections(&mut self) {
         self.sockets.clear();
-        self.addresses.clear();
+        self.clients_known.forget_open();
         self.directly(Direct::clear);
     }
 

@@ -2,9 +2,11 @@
 
 use super::{AGAIN_AFTER, Body, FACE_TRIES, propose};
 use crate::face::Face;
-use crate::orphans::{ORPHANS_MAX, Orphans};
-use plover_program::{Client, ConnectionId, Phase};
-use std::time::Instant;
+use crate::orphans::Orphans;
+use std::time::{Duration, Instant};
+
+/// A leader that has had no lease for so long gives up the clients' address. Its clients wait as long as it comes back.
+const CUT_OFF_AFTER: Duration = Duration::from_secs(1);
 
 impl Body {
     /// Takes the clients' address, or gives it up, and reads clients as far as the brain takes their input.
@@ -17,13 +19,20 @@ impl Body {
                 self.clients.drop_all();
             }
             self.face = None;
-            if !matches!(self.brain.phase(), Phase::Leading { .. }) {
-                self.orphans.clear();
-            }
             return;
         }
-        if !self.clients.is_listening() && Instant::now() >= self.face_at {
-            self.face_at = Instant::now() + AGAIN_AFTER;
+        let now = Instant::now();
+        if self.server.has_lease() {
+            self.leased_at = now;
+        }
+        let is_cut_off = now > self.leased_at + CUT_OFF_AFTER;
+        if is_cut_off && self.face.take().is_some() {
+            let why = "this leader reaches no majority of the group: it has given up the clients' address";
+            tracing::warn!("{why}");
+            self.remember(why.into());
+        }
+        if !is_cut_off && !self.faces() && now >= self.face_at {
+            self.face_at = now + AGAIN_AFTER;
             match self.take_address() {
                 Ok(()) => self.face_failures = 0,
                 Err(why) => {
@@ -37,18 +46,18 @@ impl Body {
             }
         }
         if let Some(face) = &mut self.face {
-            face.advance();
+            // Another replica may announce the address if this one has no lease.
+            if self.leased_at == now {
+                face.advance();
+            }
         }
         self.clients.set_reads(self.brain.accepts());
     }
 
-    /// A connection that the log had open is over.
-    pub(super) fn is_over(&mut self, id: ConnectionId) {
-        let client: Option<Client> = self.addresses.remove(&id);
-        let leads = matches!(self.brain.phase(), Phase::Leading { .. });
-        if leads && self.face.is_none() && self.orphans.len() < ORPHANS_MAX {
-            self.orphans.extend(client);
-        }
+    /// Whether clients find this leader.
+    pub(super) fn faces(&self) -> bool {
+        let has_address = self.config.program.device.is_none() || self.face.is_some();
+        has_address && self.clients.is_listening()
     }
 
     pub(super) fn take_address(&mut self) -> Result<(), String> {
@@ -60,7 +69,7 @@ impl Body {
                 listen.ip()
             ))?;
             let face = self.face.insert(face);
-            let orphans = Orphans::new(listen, std::mem::take(&mut self.orphans));
+            let orphans = Orphans::new(listen, self.clients_known.take(Instant::now()));
             match orphans {
                 Ok(orphans) => face.inherit(orphans),
                 // They notice by themselves, later.
@@ -68,6 +77,9 @@ impl Body {
                     tracing::warn!(%error, "clients cannot be told that their connections are over")
                 }
             }
+        }
+        if self.clients.is_listening() {
+            return Ok(());
         }
         self.clients.listen(listen).map_err(|e| {
             format!(

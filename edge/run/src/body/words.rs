@@ -65,7 +65,7 @@ impl Body {
             "newest_checkpoint": index(brain.newest),
             "connections": brain.connections,
             "clients": self.clients.count() + self.direct.as_ref().map_or(0, |it| it.clients()),
-            "serves": self.clients.is_listening(),
+            "serves": self.faces(),
             "listen": self.config.program.listen.to_string(),
             "plover_pid": std::process::id(),
             "program_pid": self.program.as_ref().map(Program::pid),

@@ -51,11 +51,6 @@ impl Connections {
     }
 
     pub fn clear(&mut self) {
-        for connection in self.all.iter().flatten() {
-            if let Some(stream) = &connection.stream {
-                let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
-            }
-        }
         *self = Self::new(self.program.port());
     }
 
@@ -186,6 +181,11 @@ impl Connections {
         connection.stream.as_ref()?.try_clone().ok().map(Into::into)
     }
 
+    /// The client's connection, which the program has closed.
+    pub fn take_stream(&mut self, slot: usize) -> Option<TcpStream> {
+        self.all[slot].as_mut()?.stream.take()
+    }
+
     /// Frees a slot that the program has not accepted, and will not. Others are freed when the program closes
     /// them.
     fn give_up(&mut self, memory: &Memory, slot: usize) {
@@ -215,7 +215,7 @@ impl Connections {
             let Some(stream) = self.all[slot].as_ref().and_then(|it| it.stream.as_ref()) else {
                 continue;
             };
-            let _ = stream.shutdown(Shutdown::Both);
+            reset(stream);
             self.give_up(memory, slot);
         }
     }
@@ -230,6 +230,14 @@ impl Connections {
             connection.knocks.is_some()
                 || (queued(stream, libc::FIONREAD) > 0 && queued(stream, libc::TIOCOUTQ) == 0)
         })
+    }
+}
+
+/// Ends a client's connection by a reset, although the program has it open.
+pub(super) fn reset(stream: &TcpStream) {
+    // The kernel refuses that while a thread waits in a call on the socket.
+    if rustix::net::connect_unspec(stream).is_err() {
+        let _ = stream.shutdown(Shutdown::Both);
     }
 }
 

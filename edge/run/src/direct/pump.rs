@@ -110,9 +110,11 @@ impl Direct {
             (Kind::Accept, None) => Some(Entry::Accept(client)),
             (Kind::Accept, Some(_)) => return Err(rubbish),
             (Kind::Bytes, Some(id)) => Some(Entry::Bytes(id, record.sent, bytes)),
-            (Kind::End, Some(id)) => Some(Entry::End(id)),
+            (Kind::End, Some(id)) => Some(Entry::End(id, record.sent)),
             // A connection of an older epoch ends with a cut.
-            (Kind::Close, Some(id)) if record.epoch == self.epoch => Some(Entry::Close(id)),
+            (Kind::Close, Some(id)) if record.epoch == self.epoch => {
+                Some(Entry::Close(id, record.sent))
+            }
             (Kind::Output, Some(id)) => {
                 self.happened
                     .push_back(Happened::Output(id, bytes.to_vec()));
@@ -150,6 +152,9 @@ impl Direct {
             None => {}
         }
         if record.kind == Kind::Close {
+            let stream = self.connections.take_stream(record.slot);
+            self.closing
+                .extend(proposed.filter(|_| !record.flag).zip(stream));
             let noticed = self.connections.free(memory, record.slot);
             self.happened.extend(noticed.map(Happened::Noticed));
         }

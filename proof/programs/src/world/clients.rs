@@ -67,9 +67,9 @@ impl World {
         if host != leader || !accepts {
             return;
         }
-        if self.faults && self.rng.chance(0.02) {
-            self.clients[place] = Client::default();
-            self.append(Some(Entry::Close(id).encode()));
+        if self.leaves(place) {
+            let sent = std::mem::take(&mut self.clients[place]).received;
+            self.append(Some(Entry::Close(id, sent).encode()));
             return;
         }
         let bytes = self.sends(place);
@@ -77,6 +77,13 @@ impl World {
             let after = self.clients[place].received;
             self.append(Some(Entry::Bytes(id, after, &bytes).encode()));
         }
+    }
+
+    /// Whether a client leaves now. A slow program may give up its request or not, each on its own, so none leaves it behind.
+    pub(super) fn leaves(&mut self, place: usize) -> bool {
+        let may_leave = !self.slow || self.clients[place].request.is_none();
+        let chance = if self.slow { 0.1 } else { 0.02 };
+        self.faults && may_leave && self.rng.chance(chance)
     }
 
     /// What a client sends next, if it does not wait for a reply.

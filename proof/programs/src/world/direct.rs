@@ -1,6 +1,6 @@
 //! Leaders whose programs read their clients themselves, before their input is committed.
 
-use super::{Client, Waiting, World};
+use super::{Waiting, World};
 use crate::program::Connection;
 use plover_program::{ConnectionId, Entrance, Entry, Event, Phase, Replica};
 use plover_types::{Index, Viewstamp};
@@ -20,12 +20,12 @@ impl World {
         // A thread whose read waits for its commit does not close the connection.
         let is_in_read = self.entrance == Entrance::HoldsInput
             && self.hosts[host].waits.iter().any(|it| it.connection == id);
-        if self.faults && !is_in_read && self.rng.chance(0.02) {
-            self.clients[place] = Client::default();
+        if !is_in_read && self.leaves(place) {
+            let sent = std::mem::take(&mut self.clients[place]).received;
             if let Some(program) = &mut self.hosts[host].program {
                 program.connections.remove(&id);
             }
-            self.reads(host, id, &Entry::Close(id), Vec::new());
+            self.reads(host, id, &Entry::Close(id, sent), Vec::new());
             return;
         }
         let is_full = |it: &Replica| it.is_full();

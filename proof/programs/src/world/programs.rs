@@ -2,7 +2,7 @@
 
 use super::{Host, World};
 use crate::program::{Memory, Program};
-use plover_program::{ConnectionId, Event, Own, Sessions, State};
+use plover_program::{ConnectionId, Event, Own, Replica, Sessions, State};
 use plover_types::{Micros, ReplicaId};
 
 impl World {
@@ -42,6 +42,7 @@ impl World {
                 time: kept.time,
                 next_time: kept.time,
                 wants_login: self.sessions == Sessions::Login,
+                is_slow: self.slow,
                 ..Program::default()
             });
             return self.apply(host, Event::Started(kept));
@@ -139,12 +140,46 @@ impl World {
         // by what a follower executes next.
         let is_own = program.connections[&id].is_own;
         let replies = program.read(id);
-        if !is_own && !program.is_wrong && !self.reference.has_been(&program.memory) {
+        if !is_own {
+            self.has_executed(host);
+        }
+        self.apply(host, Event::Consumed(id));
+        self.sent(host, id, &replies);
+    }
+
+    /// Programs that execute later than they read do so now, perhaps. None takes as long as a cut waits.
+    pub(super) fn programs_execute(&mut self) {
+        for host in 0..self.hosts.len() {
+            let busy = |it: &&mut Program| it.is_busy();
+            if self.hosts[host].program.as_mut().filter(busy).is_none() || !self.rng.chance(0.15) {
+                continue;
+            }
+            while let Some(program) = self.hosts[host].program.as_mut().filter(busy) {
+                let Some((id, reply)) = program.execute_next() else {
+                    continue;
+                };
+                self.has_executed(host);
+                let held = |it: &Host| it.brain.as_ref().is_some_and(Replica::holds_end);
+                if held(&self.hosts[host]) {
+                    self.coverage.hit("program: answers before an end");
+                }
+                self.sent(host, id, &reply);
+            }
+        }
+    }
+
+    fn has_executed(&mut self, host: usize) {
+        let Some(program) = &self.hosts[host].program else {
+            return;
+        };
+        if !program.is_wrong && !self.reference.has_been(&program.memory) {
             let count = program.memory.executed.len();
             let message = format!("r{host} has executed {count} requests that are not the log's");
             self.fail("programs_agree", "APUS §3", message);
         }
-        self.apply(host, Event::Consumed(id));
+    }
+
+    fn sent(&mut self, host: usize, id: ConnectionId, replies: &[u8]) {
         let middle = self.rng.range(0, replies.len() as u64) as usize;
         for part in [&replies[..middle], &replies[middle..]] {
             if !part.is_empty() {
