@@ -215,6 +215,36 @@ mod tests {
         assert!(!replica.checkpoints.waits() && !replica.refuses);
     }
 
+    /// It would serve nobody until its checkpoint is taken.
+    #[test]
+    fn a_replica_that_takes_a_checkpoint_does_not_begin_to_lead() {
+        let (me, now, mut out) = (ReplicaId(0), Micros(1), Vec::new());
+        let (old, new) = (View::new(1, ReplicaId(1)), View::new(2, me));
+        let at = Viewstamp {
+            view: old,
+            index: Index(1),
+        };
+        let mut replica = Replica::new(config(), None);
+        let log = |leads, commit| LogState {
+            leads,
+            commit: Index(commit),
+            last: at,
+            ..LogState::default()
+        };
+        replica.apply(now, Event::Log(log(None, 0)), &mut out);
+        replica.apply(now, Event::Started(State::default()), &mut out);
+        replica.apply(now, Event::Log(log(None, 1)), &mut out);
+        let asks = Entry::Cut(Some(me)).encode();
+        replica.apply(now, Event::Entry(at, Some(&asks)), &mut out);
+        replica.apply(now, Event::Log(log(Some(new), 1)), &mut out);
+        assert_eq!(replica.phase(), &Phase::Following);
+        assert!(!replica.may_lead());
+        let failed = Event::CheckpointTaken(Err("a fault".into()));
+        replica.apply(now, failed, &mut out);
+        replica.apply(now, Event::Log(log(Some(new), 1)), &mut out);
+        assert!(matches!(replica.phase(), Phase::Leading { .. }));
+    }
+
     /// A log that is full takes no cut, and clients are served only behind one.
     #[test]
     fn a_new_leader_trims_before_it_proposes() {

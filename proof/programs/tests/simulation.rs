@@ -20,7 +20,7 @@ fn catches(canary: Canary, invariants: &[&str]) {
         canary,
         ..Options::default()
     };
-    expect::catches(&options, 200, invariants);
+    expect::catches(&options, 1000, invariants);
 }
 
 /// A client gets a reply that the group may forget.
@@ -72,6 +72,12 @@ fn a_leader_that_stands_while_it_is_ahead_is_caught() {
 fn a_checkpoint_in_the_middle_of_a_request_is_caught() {
     let found_by = ["programs_agree", "replies_are_committed", "heals"];
     catches(Canary::TakeUnanswered, &found_by);
+}
+
+/// A program is told of the end of a connection while it executes a request of it, and gives that up.
+#[test]
+fn an_end_in_the_middle_of_a_request_is_caught() {
+    catches(Canary::EndUnanswered, &["programs_agree"]);
 }
 
 /// A leader's program reads its clients while the cut of a checkpoint is on its way.
