@@ -2,17 +2,19 @@
 //!
 //! A program may give up a request when its client leaves. The leader's program has executed what its client was acknowledged; a
 //! follower's may have read it and no more when the end comes, right behind it in the log. So an end of a client's says how much
-//! the leader's program had sent ([`Entry::Close`](crate::Entry::Close)), and waits here until this one has sent as much. A
+//! the leader's program had sent ([`Entry::Close`](crate::Entry::Close)), and waits here until this one has sent as much. A client that
+//! sends its request and that it sends nothing more ([`Entry::End`](crate::Entry::End)) waits for an answer yet, so that waits for the answer, too. A
 //! [cut](crate::Entry::Cut) says nothing of the kind, since the leader is dead: it waits until every request is answered.
 //!
 //! Neither waits for ever. Answers may be shorter here, as when they tell a time, and some requests have no answer.
 
+use crate::Entry;
 use crate::feed::Feed;
-use crate::{ConnectionId, Entry};
+use crate::session::Open;
 use plover_types::Micros;
 
-/// An end waits for so long at most, and half of what it was after each time that it has waited in vain.
-const PATIENCE_MAX: Micros = Micros::from_ms(1000);
+/// An end waits for so long at most: half of what it was after each wait in vain, and a little more after each other one.
+const PATIENCE_MAX: Micros = Micros::from_ms(500);
 const PATIENCE_MIN: Micros = Micros::from_ms(1);
 
 /// A cut waits for so long at most: until then, a new leader serves nobody.
@@ -46,7 +48,7 @@ impl Ends {
         self.until = Micros::NEVER;
         if waits && !is_cut {
             let next = if is_heard {
-                self.patience.0 * 2
+                self.patience.0 + PATIENCE_MIN.0
             } else {
                 self.patience.0 / 2
             };
@@ -61,17 +63,15 @@ impl Feed {
     pub fn has_answered(&mut self, now: Micros, entry: &Entry<'_>) -> bool {
         let (is_heard, is_cut) = match entry {
             Entry::End(connection, sent) | Entry::Close(connection, sent) => {
-                (self.has_sent(*connection, *sent), false)
+                let is_end = matches!(entry, Entry::End(..));
+                let open = self.open.get(connection);
+                let is_heard = |it: &Open| it.has_sent(*sent) && (!is_end || it.is_answered());
+                (open.is_none_or(is_heard), false)
             }
             Entry::Cut(_) => (self.open.values().all(|it| it.is_answered()), true),
             _ => return true,
         };
         self.ends.may_come(now, is_heard, is_cut)
-    }
-
-    fn has_sent(&self, connection: ConnectionId, sent: u64) -> bool {
-        let open = self.open.get(&connection);
-        open.is_none_or(|it| it.has_sent(sent))
     }
 
     /// When an end that waits comes, unless the program sends something before.
@@ -101,14 +101,14 @@ mod tests {
             }
             waits.push(now - began);
         }
-        assert_eq!(waits[..4], [1000, 500, 250, 125]);
+        assert_eq!(waits[..4], [500, 250, 125, 63]);
         assert_eq!(waits[11], 1);
-        // Those that are heard give it back.
+        // Those that are heard give it back, slowly: some answers may always be shorter.
         for _ in 0..10 {
             assert!(!ends.may_come(ms(now), false, false));
             assert!(ends.may_come(ms(now), true, false));
         }
-        assert_eq!(ends.patience, PATIENCE_MAX);
+        assert_eq!(ends.patience, ms(11));
     }
 
     #[test]

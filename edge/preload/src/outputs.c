@@ -57,10 +57,11 @@ ssize_t put(int fd, const struct msghdr *message, int flags)
     atomic_fetch_add(&slot->sent, all);
     ssize_t sent = lives ? REAL(sendmsg)(fd, message, flags | MSG_NOSIGNAL) : -1;
     int error = lives ? errno : EPIPE;
-    if (sent < 0 && error != EAGAIN && error != EINTR && swallows(slot, error, all))
+    bool fails = sent < 0 && error != EAGAIN && error != EINTR;
+    if (fails && swallows(slot, error, all))
         sent = (ssize_t)all;
     atomic_fetch_sub(&slot->sent, sent > 0 ? all - (size_t)sent : all);
-    if (sent > 0 && shared->copies_output)
+    if (sent > 0 && !fails && shared->copies_output)
         copy_output(number, message, (size_t)sent);
     errno = error;
     return sent;

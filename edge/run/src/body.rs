@@ -174,7 +174,7 @@ impl Body {
         if matches!(self.starting, Some(Starting::Listening(..))) {
             patience = patience.min(LOOK_EVERY);
         }
-        if self.brain.serves() != self.clients.is_listening() || self.face.is_some() {
+        if self.brain.serves() != self.faces() || self.face.is_some() {
             patience = patience.min(AGAIN_AFTER / 2);
         }
         if self.direct.is_some() && self.brain.serves() {

@@ -108,6 +108,13 @@ impl Clients {
         self.listener = None;
     }
 
+    /// Resets all clients' connections. The log is told that they are over.
+    pub fn reset_all(&mut self) {
+        let all = std::mem::take(&mut self.all);
+        self.gone.extend(all.values().map(|it| (it.id, it.sent)));
+        self.tokens.clear();
+    }
+
     /// Sets whether clients are accepted and read.
     pub fn set_reads(&mut self, reads: bool) {
         if self.reads != reads {
@@ -264,6 +271,10 @@ impl Clients {
 /// A client's connection ends by a reset, however this process and the program end: some clients take an orderly end for success.
 fn is_new(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
+    ends_by_reset(stream);
+}
+
+pub(crate) fn ends_by_reset(stream: &TcpStream) {
     let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 

@@ -231,6 +231,13 @@ impl Direct {
         }
     }
 
+    /// Resets all clients' connections, which the program notices.
+    pub fn reset_clients(&mut self) {
+        if let Some(memory) = &self.memory {
+            self.connections.cut_off(memory);
+        }
+    }
+
     /// Clients of the program that are connected.
     pub fn clients(&self) -> usize {
         self.connections.clients()

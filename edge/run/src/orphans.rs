@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const ORPHANS_MAX: usize = 65_536;
 
 /// A connection that is over for so long is forgotten: its leader has told the client, or there is none for long.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const REMEMBERED: Duration = Duration::from_secs(3);
 
 const IP_HEAD: usize = 20;
 const TCP_HEAD: usize = 20;

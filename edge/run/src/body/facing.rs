@@ -1,12 +1,15 @@
 //! The leader's side towards clients: their address, and the door that lets them in.
 
 use super::{AGAIN_AFTER, Body, FACE_TRIES, propose};
+use crate::direct::Direct;
 use crate::face::Face;
 use crate::orphans::Orphans;
+use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
-/// A leader that has had no lease for so long gives up the clients' address. Its clients wait as long as it comes back.
-const CUT_OFF_AFTER: Duration = Duration::from_secs(1);
+/// A leader that has had no lease for so long gives up the clients' address, and resets their connections: it
+/// cannot serve them, and another one may.
+const CUT_OFF_AFTER: Duration = Duration::from_secs(3);
 
 impl Body {
     /// Takes the clients' address, or gives it up, and reads clients as far as the brain takes their input.
@@ -26,7 +29,10 @@ impl Body {
             self.leased_at = now;
         }
         let is_cut_off = now > self.leased_at + CUT_OFF_AFTER;
-        if is_cut_off && self.face.take().is_some() {
+        if is_cut_off && self.face.is_some() {
+            self.clients.reset_all();
+            self.directly(Direct::reset_clients);
+            self.face = None;
             let why = "this leader reaches no majority of the group: it has given up the clients' address";
             tracing::warn!("{why}");
             self.remember(why.into());
@@ -68,24 +74,26 @@ impl Body {
                 "cannot take the clients' address {} on {device} (program.device): {e}; it needs root and /dev/net/tun",
                 listen.ip()
             ))?;
-            let face = self.face.insert(face);
-            let orphans = Orphans::new(listen, self.clients_known.take(Instant::now()));
-            match orphans {
-                Ok(orphans) => face.inherit(orphans),
-                // They notice by themselves, later.
-                Err(error) => {
-                    tracing::warn!(%error, "clients cannot be told that their connections are over")
-                }
-            }
+            self.face = Some(face);
         }
-        if self.clients.is_listening() {
-            return Ok(());
-        }
-        self.clients.listen(listen).map_err(|e| {
-            format!(
+        if !self.clients.is_listening() {
+            self.clients.listen(listen).map_err(|e| format!(
                 "cannot listen for clients at {listen} (program.listen): {e}; the address must be on this host, or \
                  program.device must be given"
-            )
-        })
+            ))?;
+        }
+        self.tell_orphans(listen);
+        Ok(())
+    }
+
+    fn tell_orphans(&mut self, listen: SocketAddrV4) {
+        let Some(face) = &mut self.face else { return };
+        match Orphans::new(listen, self.clients_known.take(Instant::now())) {
+            Ok(orphans) => face.inherit(orphans),
+            // They notice by themselves, later.
+            Err(error) => {
+                tracing::warn!(%error, "clients cannot be told that their connections are over")
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The slots of connections.
 
 use super::memory::Memory;
+use crate::clients::ends_by_reset;
 use plover_preload::{
     REFS_GIVEN_UP, REFS_NOT_ACCEPTED, SLOT_BITS, SLOT_CLIENT, SLOT_REPLAY, SLOTS,
 };
@@ -51,6 +52,10 @@ impl Connections {
     }
 
     pub fn clear(&mut self) {
+        // The program may have changed how they end.
+        let all = self.all.iter().flatten();
+        all.filter_map(|it| it.stream.as_ref())
+            .for_each(ends_by_reset);
         *self = Self::new(self.program.port());
     }
 
