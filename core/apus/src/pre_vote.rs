@@ -112,6 +112,9 @@ impl Apus {
         }
         if self.may_stand(now) {
             self.begin_pre_vote(now, out);
+        } else if self.abstains {
+            // Perhaps only for a moment, as while its program catches up.
+            self.election_at = self.election_at.min(now + self.config.heartbeat);
         }
     }
 
@@ -147,6 +150,8 @@ impl Apus {
                 self.go_alone(now, out);
             } else {
                 self.repeat_to_all(out);
+                // It may stand now, and perhaps it could not when the last grant came.
+                self.elect_if_granted(now, out);
             }
         }
     }

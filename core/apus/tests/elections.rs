@@ -1,6 +1,6 @@
 //! Elections: which replica may lead. Each test checks one fear.
 
-use crate::group::{Group, LONG, TIMEOUT, config, set};
+use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, config, set};
 use apus::{Canary, Config, Configuration, Durability, Entry, EntryKind, Phase};
 use plover_types::{Index, Micros, View, Viewstamp};
 
@@ -31,6 +31,30 @@ fn a_leader_that_hands_over_is_not_elected_again_before_it_may_stand() {
     assert_ne!(group.found_empty(0), Some(false));
     group.cores[0].set_abstains(false);
     assert!(group.leads_soon(0));
+}
+
+/// A program that was behind for a moment is not waited for until the next silence, nor until the next round of asking.
+#[test]
+fn a_replica_that_abstained_for_a_moment_stands_soon() {
+    let soon = Micros(3 * HEARTBEAT.0);
+    let mut group = Group::protected(Durability::Memory);
+    group.cores[1].set_abstains(true);
+    group.crash(0);
+    group.run(Micros(2 * TIMEOUT.0 + HEARTBEAT.0));
+    group.cores[1].set_abstains(false);
+    assert!(group.run_until(soon, |group| group.leader() == Some(1)));
+
+    let mut group = Group::protected(Durability::Memory);
+    group.crash(0);
+    group.cut(1, 2);
+    let asks = |group: &Group| group.status(1).phase == Phase::PreVoting;
+    assert!(group.run_until(LONG, asks));
+    group.cores[1].set_abstains(true);
+    group.cut.clear();
+    group.run(Micros(2 * HEARTBEAT.0));
+    assert!(asks(&group));
+    group.cores[1].set_abstains(false);
+    assert!(group.run_until(soon, |group| group.leader() == Some(1)));
 }
 
 /// The secondary's log reaches the base of the witness's log, although the secondary does not know
