@@ -76,7 +76,7 @@ impl From<Life> for u8 {
     fn from(life: Life) -> Self {
         let place = Life::POWERS.iter().position(|power| *power == life.power);
         place.unwrap_or_default() as Self
-            | Self::from(life.stands) << 2
+            | (Self::from(life.stands) << 2)
             | Self::from(life.reboots) << 3
     }
 }
