@@ -77,7 +77,7 @@ impl From<Life> for u8 {
         let place = Life::POWERS.iter().position(|power| *power == life.power);
         place.unwrap_or_default() as Self
             | (Self::from(life.stands) << 2)
-            | Self::from(life.reboots) << 3
+            | (Self::from(life.reboots) << 3)
     }
 }
 
