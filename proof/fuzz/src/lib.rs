@@ -128,7 +128,7 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let pairs = digits?;
     let pairs = pairs
         .chunks(2)
-        .map(|pair| Some(pair[0] << 4 | pair.get(1)?));
+        .map(|pair| Some((pair[0] << 4) | pair.get(1)?));
     pairs.collect()
 }
 
