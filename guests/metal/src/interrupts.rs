@@ -45,7 +45,7 @@ pub fn enable() {
     write(TIMER_DIVISOR, DIVIDE_BY_1);
     write(TIMER, TIMER_VECTOR);
     write(DEVICES, VERSION);
-    let pins = (read(DEVICES_WINDOW) >> 16 & 0xff) + 1;
+    let pins = ((read(DEVICES_WINDOW) >> 16) & 0xff) + 1;
     assert!(
         pins == 24,
         "no interrupt controller for virtio devices at {DEVICES:#x}: is this a microvm with ACPI?"

@@ -91,7 +91,7 @@ impl Store {
         let hash = key.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        let mut at = (hash ^ hash >> 32) as usize % PLACES;
+        let mut at = (hash ^ (hash >> 32)) as usize % PLACES;
         loop {
             let place = &self.places[at];
             let used = usize::from(place.key_bytes);
