@@ -146,7 +146,7 @@ impl Open {
 
     /// Whether the program has sent as much as the leader's had when its client left, or sends nothing more.
     pub fn has_sent(&self, by_leader: u64) -> bool {
-        // What a restored one has sent is known from the next input on. All before was answered.
+        // The output of a restored program is counted from the next input on. All input before that was answered.
         self.finished || self.repeats.is_some() || self.session.sent >= by_leader
     }
 

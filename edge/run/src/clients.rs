@@ -144,7 +144,7 @@ impl Clients {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            is_new(&stream);
+            set_up(&stream);
             // Without a place in the log the client is turned away, and tries again.
             let Ok(at) = propose(&Entry::Accept(client_at(from))) else {
                 return;
@@ -176,7 +176,7 @@ impl Clients {
         let accept = || self.listener.as_ref().map(TcpListener::accept);
         let mut new = Vec::new();
         while let Some(Ok((stream, from))) = accept() {
-            is_new(&stream);
+            set_up(&stream);
             new.push((stream, client_at(from)));
         }
         new
@@ -269,7 +269,7 @@ impl Clients {
 }
 
 /// A client's connection ends by a reset, however this process and the program end: some clients take an orderly end for success.
-fn is_new(stream: &TcpStream) {
+fn set_up(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     ends_by_reset(stream);
 }

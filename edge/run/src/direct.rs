@@ -247,8 +247,8 @@ impl Direct {
         self.epoch += 1;
         if let Some(memory) = &self.memory {
             memory.begin_epoch(self.epoch);
-            self.connections.cut_off(memory);
         }
+        self.reset_clients();
     }
 
     /// This replica leads no more: nothing is read from clients, and nothing is sent to them.
@@ -285,10 +285,9 @@ impl Direct {
             }
             self.outstanding.pop_front();
         }
-        let is_committed = |it: &mut (Viewstamp, TcpStream)| it.0.index <= at.index;
-        while self.closing.front_mut().is_some_and(is_committed) {
-            let ended = self.closing.pop_front();
-            let _ = ended.map(|(_, stream)| ends_in_order(&stream));
+        let committed = self.closing.partition_point(|it| it.0.index <= at.index);
+        for (_, stream) in self.closing.drain(..committed) {
+            ends_in_order(&stream);
         }
     }
 

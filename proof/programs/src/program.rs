@@ -50,7 +50,7 @@ pub struct Program {
     pub wants_login: bool,
     /// It executes requests later than it reads them, and not at all if their connection has ended by then.
     pub is_slow: bool,
-    /// What it has read and not executed.
+    /// Requests that it has read and not executed: their connections, numbers and times.
     pub under_way: VecDeque<(ConnectionId, u64, u64)>,
 }
 

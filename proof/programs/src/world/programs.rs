@@ -150,17 +150,18 @@ impl World {
     /// Programs that execute later than they read do so now, perhaps. None takes as long as a cut waits.
     pub(super) fn programs_execute(&mut self) {
         for host in 0..self.hosts.len() {
-            let busy = |it: &&mut Program| it.is_busy();
-            if self.hosts[host].program.as_mut().filter(busy).is_none() || !self.rng.chance(0.15) {
+            let is_busy = |it: &Host| it.program.as_ref().is_some_and(Program::is_busy);
+            if !is_busy(&self.hosts[host]) || !self.rng.chance(0.15) {
                 continue;
             }
-            while let Some(program) = self.hosts[host].program.as_mut().filter(busy) {
-                let Some((id, reply)) = program.execute_next() else {
+            while is_busy(&self.hosts[host]) {
+                let program = self.hosts[host].program.as_mut();
+                let Some((id, reply)) = program.and_then(Program::execute_next) else {
                     continue;
                 };
                 self.has_executed(host);
-                let held = |it: &Host| it.brain.as_ref().is_some_and(Replica::holds_end);
-                if held(&self.hosts[host]) {
+                let brain = self.hosts[host].brain.as_ref();
+                if brain.is_some_and(Replica::holds_end) {
                     self.coverage.hit("program: answers before an end");
                 }
                 self.sent(host, id, &reply);
