@@ -44,9 +44,9 @@ pub struct Config {
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
     /// A follower suspects the leader after a silence of this long at most (APUS §4: 100 ms), and sooner
-    /// where the leader's messages come steadily (see `silence`). Let `span` be that silence. The
-    /// randomised election timeout lies in `span..=2*span`; the only replica that may stand waits for
-    /// little more than `span`. A voter refuses a candidate while it has heard from a leader within
+    /// where the leader's messages come steadily (see `silence`). Let `span` be that silence. A follower
+    /// stands for election a sixteenth of the timeout later, or, where others may stand as well, up to a quarter of `span`
+    /// after that. A voter refuses a candidate while it has heard from a leader within
     /// `span`; the lease rests on that.
     pub timeout: Micros,
     /// A follower suspects the leader after a silence of this long at least. At most `timeout`; if it

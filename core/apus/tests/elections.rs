@@ -1,6 +1,6 @@
 //! Elections: which replica may lead. Each test checks one fear.
 
-use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, config, set};
+use crate::group::{Group, HEARTBEAT, LONG, TIMEOUT, config, plain_config, set};
 use apus::{Canary, Config, Configuration, Durability, Entry, EntryKind, Phase};
 use plover_types::{Index, Micros, View, Viewstamp};
 
@@ -31,6 +31,37 @@ fn a_leader_that_hands_over_is_not_elected_again_before_it_may_stand() {
     assert_ne!(group.found_empty(0), Some(false));
     group.cores[0].set_abstains(false);
     assert!(group.leads_soon(0));
+}
+
+/// All that are left stand at the same moment, for the same round. The one with the highest view has the promises of the others.
+#[test]
+fn candidates_that_collide_elect_one_of_them_at_once() {
+    for (size, durability) in [(3, Durability::Memory), (5, Durability::Disk)] {
+        let configs = (0..size).map(|me| plain_config(me, size, durability));
+        let mut group = Group::of(configs.collect());
+        group.app(10);
+        group.run(TIMEOUT);
+        let round = group.status(0).view.round();
+        group.crash(0);
+        // They have all stood still, too, so that they give the leader the same other moment.
+        group.tick(Micros(3 * TIMEOUT.0));
+        group.tick(Micros(2 * HEARTBEAT.0));
+        let others = 1..usize::from(size);
+        assert!(
+            others
+                .clone()
+                .all(|core| group.phase(core) == Phase::PreVoting)
+        );
+        group.settle();
+        assert!(group.run_until(HEARTBEAT, |group| group.leader().is_some()));
+        let last = others.end - 1;
+        assert_eq!(group.leader(), Some(last));
+        assert_eq!(
+            group.status(last).view.round(),
+            round + 1,
+            "one round for all"
+        );
+    }
 }
 
 /// A program that was behind for a moment is not waited for until the next silence, nor until the next round of asking.
