@@ -3,12 +3,18 @@
 //! The address is on a TUN device that belongs to this process: the kernel removes device and address when the
 //! process ends, however it ends. The kernel answers ARP for the address on every device of the host. The TUN
 //! device itself carries nothing.
+//!
+//! The kernel closes the descriptors of a process that ends in the order of their numbers, and it sends no reset from an address
+//! that it has no more. A client would wait then that it had let in at the last moment, and which the log does not
+//! know. So the device has a high number: the listener and the clients go first.
 
 use crate::orphans::Orphans;
 use plover_node::Announcement;
 use plover_types::Mac;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -22,6 +28,9 @@ const AGAIN: [Duration; 3] = [
 ];
 /// or the leader before comes back, and clients find that one by ARP.
 const ALWAYS_AGAIN: Duration = Duration::from_secs(1);
+
+/// The device's descriptor has this number or a higher one, unless the process may not have so many.
+const LAST_TO_CLOSE: u64 = 1 << 16;
 
 /// This host has the clients' address.
 #[derive(Debug)]
@@ -152,10 +161,17 @@ fn mac_of(asks: &OwnedFd, device: &str) -> io::Result<Mac> {
     Ok(Mac(std::array::from_fn(|at| data[at] as u8)))
 }
 
+/// The same file under a number above those of the listener and the clients.
+fn last_to_close(fd: OwnedFd) -> OwnedFd {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let number = limit.saturating_sub(1).min(LAST_TO_CLOSE) as i32;
+    fcntl_dupfd_cloexec(&fd, number).unwrap_or(fd)
+}
+
 /// A TUN device with `address`.
 fn tun(asks: &OwnedFd, address: Ipv4Addr) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
+    let fd = last_to_close(rustix::fs::open("/dev/net/tun", flags, Mode::empty())?);
     let mut device = request("plover%d");
     device.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
     ioctl(&fd, libc::TUNSETIFF, &mut device)?;
