@@ -37,7 +37,7 @@ const BROKEN_FOR: Duration = Duration::from_secs(2);
 /// A fault of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// All processes on its host are killed at once.
+    /// All processes on its host are killed, and nothing leaves it: its kernel, which lives on here, would tell clients.
     KillHost,
     /// The process of the replica is killed.
     KillProcess,
@@ -251,7 +251,10 @@ fn faults(
 
 fn break_it(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
     match fault {
-        Fault::KillHost => group.kill(id),
+        Fault::KillHost => {
+            cables(group, id, "down")?;
+            group.kill(id)
+        }
         Fault::KillProcess => group.crash(id),
         Fault::KillProgram => {
             // It may have been ended for a checkpoint just now.
@@ -278,7 +281,11 @@ fn break_it(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
 
 fn mend(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
     match fault {
-        Fault::KillHost | Fault::KillProcess => group.start(id),
+        Fault::KillHost => {
+            cables(group, id, "up")?;
+            group.start(id)
+        }
+        Fault::KillProcess => group.start(id),
         Fault::KillProgram => Ok(()),
         Fault::Stop => {
             group.signal(id, Signal::CONT);
