@@ -5,10 +5,12 @@
 //! behind, and when it is in step again. Meanwhile the leader reads no clients, and releases no input that its program has
 //! read itself:
 //!
-//! * until a majority of the programs, its own included, is in step, so that after the failure of any minority one is left. It
-//!   waits for a second at most, since a program that was started from an old checkpoint may need minutes;
 //! * for a third of the time while any follower's program is behind and reads: it would never catch up with a leader whose
-//!   program does all that it can.
+//!   program does all that it can;
+//! * for two thirds while fewer programs than a majority are in step, its own included: one shall be left after the failure of any
+//!   minority. After some seconds a third has to do, since a program that was started from an old checkpoint may need minutes.
+//!
+//! It never waits for longer than a part of a round, so clients notice a slow service and no gap.
 
 use crate::checkpoints::{REPEAT, pause_after};
 use crate::entry::Progress;
@@ -22,18 +24,19 @@ const DOUBLES_MAX: u32 = 5;
 /// A program that is away for longer is not about to start.
 const STARTS_WITHIN: Micros = Micros::from_ms(30_000);
 
-/// A leader waits for so long until a majority is in step,
-const WAITS_MAX: Micros = Micros::from_ms(1000);
-/// and in each `ROUND` for so long for the others.
+/// While a follower's program is behind, a leader waits in each round for so long,
 const WAITS_A_ROUND: Micros = Micros::from_ms(20);
+/// or for so long until a majority is in step,
+const WAITS_FOR_A_MAJORITY: Micros = Micros::from_ms(40);
 const ROUND: Micros = Micros::from_ms(60);
+/// but not for longer than this.
+const FOR_A_MAJORITY_MAX: Micros = Micros::from_ms(3000);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     me: ReplicaId,
     /// Followers whose programs make a majority with the leader's.
     needed: usize,
-    waits_max: Micros,
     /// This replica's own program.
     pub own: OwnProgress,
     /// When the log is told of it again, and how often it was told.
@@ -44,7 +47,7 @@ pub(crate) struct Pace {
     said: BTreeMap<ReplicaId, (Progress, Micros)>,
     /// This leader has too few followers whose programs are in step for a majority.
     pub are_too_few: bool,
-    /// How long it has waited for a majority since one was in step, and since when it waits now.
+    /// How long it has given a majority its time since one was in step, and since when it does now.
     waited: Micros,
     waits_since: Micros,
     /// Since when one is behind.
@@ -58,12 +61,10 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub fn new(me: ReplicaId, members: ReplicaSet, stall: Micros) -> Self {
+    pub fn new(me: ReplicaId, members: ReplicaSet) -> Self {
         Self {
             me,
             needed: members.len() / 2,
-            // A program whose output waits does not stand still.
-            waits_max: WAITS_MAX.min(Micros(stall.0 / 2)),
             own: OwnProgress::new(),
             say_at: Micros::ZERO,
             times_said: 0,
@@ -149,23 +150,27 @@ impl Pace {
 
         let waited = self.waited + now.since(self.waits_since);
         let can_be_enough = in_step + behind >= self.needed;
-        let for_a_majority = self.are_too_few && can_be_enough && waited < self.waits_max;
+        let for_a_majority = self.are_too_few && can_be_enough && waited < FOR_A_MAJORITY_MAX;
         self.waits_since = since(for_a_majority, self.waits_since);
         if !self.are_too_few {
             self.waited = Micros::ZERO;
         } else if !for_a_majority {
             self.waited = waited;
         }
+        let waits_for = if for_a_majority {
+            WAITS_FOR_A_MAJORITY
+        } else {
+            WAITS_A_ROUND
+        };
         let place = now.since(self.behind_since).0 % ROUND.0;
-        let for_others = behind > 0 && place < WAITS_A_ROUND.0;
-        let turns_in = if for_others { WAITS_A_ROUND.0 } else { ROUND.0 } - place;
+        self.waits = behind > 0 && place < waits_for.0;
+        let turns_in = if self.waits { waits_for.0 } else { ROUND.0 } - place;
         self.turns_at = if behind > 0 {
             now + Micros(turns_in)
         } else {
             Micros::NEVER
         };
 
-        self.waits = for_a_majority || for_others;
         if self.waits { None } else { self.held.take() }
     }
 
@@ -228,7 +233,7 @@ mod tests {
     const FOLLOWERS: [ReplicaId; 2] = [ALL[1], ALL[2]];
 
     fn pace() -> Pace {
-        Pace::new(ALL[0], ReplicaSet::of(ALL), Micros::from_ms(5000))
+        Pace::new(ALL[0], ReplicaSet::of(ALL))
     }
 
     fn ms(ms: u64) -> Micros {
@@ -277,60 +282,61 @@ mod tests {
         );
     }
 
+    /// The milliseconds of a second from `from` on in which the leader waits. Programs that are `behind` say so.
+    fn waits_within(pace: &mut Pace, from: u64, behind: &[ReplicaId]) -> Vec<u64> {
+        (from..from + 1000)
+            .filter(|now| {
+                for id in behind {
+                    pace.said(ms(*now), *id, Progress::Behind);
+                }
+                leads(pace, *now);
+                pace.waits
+            })
+            .collect()
+    }
+
     #[test]
-    fn a_leader_waits_for_a_majority_but_not_for_ever() {
+    fn two_thirds_of_the_time_are_for_a_majority_but_not_for_ever() {
         let mut pace = pace();
-        for follower in FOLLOWERS {
-            pace.said(ms(0), follower, Progress::Behind);
-        }
-        assert_eq!(leads(&mut pace, 0), None);
-        assert!(pace.waits);
-        assert_eq!(pace.committed(at(7)), None);
-        assert_eq!(leads(&mut pace, 500), None);
-        pace.said(ms(600), FOLLOWERS[0], Progress::InStep);
-        pace.said(ms(600), FOLLOWERS[1], Progress::Away);
-        assert_eq!(leads(&mut pace, 600), Some(at(7)));
-        assert_eq!(pace.committed(at(8)), Some(at(8)));
-
-        for now in (700..1700).step_by(100) {
-            for follower in FOLLOWERS {
-                pace.said(ms(now), follower, Progress::Behind);
-            }
-            assert_eq!(leads(&mut pace, now), None);
-            assert!(pace.waits, "after {now} ms");
-        }
-        pace.said(ms(1700), FOLLOWERS[0], Progress::Behind);
-        assert_eq!(leads(&mut pace, 1740), None);
-        assert!(!pace.waits && pace.are_too_few);
-
-        // Clients have waited long enough, until a majority is in step.
-        pace.said(ms(1800), FOLLOWERS[0], Progress::Away);
-        pace.said(ms(1800), FOLLOWERS[1], Progress::Away);
-        leads(&mut pace, 1800);
-        pace.said(ms(2000), FOLLOWERS[0], Progress::Behind);
-        leads(&mut pace, 2000);
-        leads(&mut pace, 2030);
-        assert!(!pace.waits);
-        pace.said(ms(2100), FOLLOWERS[0], Progress::InStep);
-        leads(&mut pace, 2100);
-        assert!(!pace.waits && !pace.are_too_few);
+        let waits = waits_within(&mut pace, 0, &FOLLOWERS);
+        assert_eq!(waits.len(), 680);
+        assert_eq!(waits[..41], [(0..40).collect(), vec![60]].concat());
+        // One away is as good as one in step: nobody can wait for it.
+        pace.said(ms(1000), FOLLOWERS[1], Progress::Away);
+        assert_eq!(waits_within(&mut pace, 1000, &FOLLOWERS[..1]).len(), 660);
+        assert!(pace.are_too_few);
+        waits_within(&mut pace, 2000, &FOLLOWERS);
+        assert_eq!(waits_within(&mut pace, 3000, &FOLLOWERS).len(), 340);
+        // Clients have waited long enough, until a majority was in step.
+        pace.said(ms(4000), FOLLOWERS[0], Progress::InStep);
+        assert_eq!(waits_within(&mut pace, 4000, &FOLLOWERS[1..]).len(), 340);
+        assert!(!pace.are_too_few);
+        assert_eq!(waits_within(&mut pace, 5000, &FOLLOWERS).len(), 660);
     }
 
     #[test]
     fn a_third_of_the_time_is_for_one_that_catches_up() {
         let mut pace = pace();
-        pace.said(ms(0), FOLLOWERS[0], Progress::Behind);
-        let waits: Vec<u64> = (0..600)
-            .filter(|now| {
-                leads(&mut pace, *now);
-                pace.waits
-            })
-            .collect();
-        assert_eq!(waits.len(), 200);
+        let waits = waits_within(&mut pace, 0, &FOLLOWERS[..1]);
+        assert_eq!(waits.len(), 340);
         assert_eq!(waits[..21], [(0..20).collect(), vec![60]].concat());
-        leads(&mut pace, 1000);
+        leads(&mut pace, 2000);
         assert!(!pace.waits, "it has said nothing for a second");
         assert_eq!(pace.deadline(true), Micros::NEVER);
+    }
+
+    #[test]
+    fn what_is_committed_waits_with_the_leader() {
+        let mut pace = pace();
+        pace.said(ms(0), FOLLOWERS[0], Progress::Behind);
+        assert_eq!(leads(&mut pace, 0), None);
+        assert_eq!(pace.committed(at(7)), None);
+        assert_eq!(pace.committed(at(8)), None);
+        assert_eq!(leads(&mut pace, 19), None);
+        assert_eq!(pace.deadline(true), ms(20));
+        assert_eq!(leads(&mut pace, 20), Some(at(8)));
+        assert_eq!(pace.committed(at(9)), Some(at(9)));
+        assert_eq!(pace.deadline(true), ms(60));
     }
 
     #[test]

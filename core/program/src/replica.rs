@@ -57,7 +57,7 @@ impl Replica {
             feed: Feed::new(Index(1)),
             check: Check::new(config.me, config.members, config.check),
             checkpoints: Checkpoints::new(&config, own),
-            pace: Pace::new(config.me, config.members, config.stall),
+            pace: Pace::new(config.me, config.members),
             stalled: false,
             taking: false,
             failures: 0,
