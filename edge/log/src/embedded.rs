@@ -7,6 +7,10 @@ use crate::pending::Origin;
 use crate::{Error, Server, ServerError, StateMachine};
 use plover_types::{Index, ReplicaSet, Viewstamp};
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// Longer than anybody waits.
+const FOR_EVER: Duration = Duration::from_secs(3600);
 
 impl<M: StateMachine> Server<M> {
     /// [`turn`](Self::turn) also ends its sleep when `waker` is readable, until the caller has read it.
@@ -82,9 +86,11 @@ impl<M: StateMachine> Server<M> {
         self.core.set_abstains(!may);
     }
 
-    /// Whether this replica leads, and no other one can have been elected.
-    pub fn has_lease(&self) -> bool {
-        self.now() < self.core.lease_until()
+    /// Until when no other replica can lead, if this one does. A point of time that is over means that another one may.
+    pub fn leased_until(&self) -> Instant {
+        let until = self.core.lease_until().0.saturating_sub(1);
+        // A group of one has it for ever.
+        self.started + Duration::from_micros(until).min(self.started.elapsed() + FOR_EVER)
     }
 
     /// The leader trims the log up to `index`, which is applied. With

@@ -79,7 +79,7 @@ pub struct Server<M> {
     pub(crate) embedded: bool,
     pub(crate) entry_bytes_max: usize,
     stopper: Stopper,
-    started: Instant,
+    pub(crate) started: Instant,
 }
 
 impl<M> std::fmt::Debug for Server<M> {

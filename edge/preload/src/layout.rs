@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The first word of the memory.
 pub const SHARED_MAGIC: u32 = 0x504c_5652;
 /// The version of its layout.
-pub const SHARED_VERSION: u32 = 3;
+pub const SHARED_VERSION: u32 = 4;
 /// Connections at a time.
 pub const SLOTS: usize = 4096;
 /// The bits of a slot's number in `by_port`.
@@ -99,7 +99,9 @@ pub struct Shared {
     pub clock_epoch: AtomicU32,
     /// The time of what the program is given next, µs since 1970.
     pub next_us: AtomicU64,
-    gap_2: [u32; 22],
+    /// No other replica leads before this: the monotonic clock, µs.
+    pub leased_until: AtomicU64,
+    gap_2: [u32; 20],
     /// Bytes of the ring that the program has filled.
     pub head: AtomicU64,
     /// The number of the last input.

@@ -154,8 +154,8 @@ bool wait_for_commit(const struct slot *slot, uint64_t number)
     atomic_fetch_add(&shared->waiters, 1);
     for (;;) {
         uint32_t bell = atomic_load(&shared->bell);
-        is_lost = number >= atomic_load(&slot->lost_from);
         is_committed = number <= atomic_load(&shared->committed);
+        is_lost = number >= atomic_load(&slot->lost_from);
         if (is_lost || is_committed)
             break;
         nap(&shared->bell, bell);
@@ -164,15 +164,27 @@ bool wait_for_commit(const struct slot *slot, uint64_t number)
     return !is_lost;
 }
 
-/* Waits until all that was read is committed. False if the connection is over. */
+/* Whether output may leave that follows this input. Another replica may lead when the lease is over, and what the
+ * program says of itself, as at the end of a timeout, would be of an old state. */
+static bool may_send(uint64_t inputs)
+{
+    struct timespec now;
+    if (!shared->wait_read && atomic_load(&shared->committed) < inputs)
+        return false;
+    REAL(clock_gettime)(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000 <
+           atomic_load(&shared->leased_until);
+}
+
+/* Waits until all that was read is committed, and no other replica can lead. False if the connection is over. */
 bool wait_to_send(const struct slot *slot)
 {
     uint64_t inputs = atomic_load(&shared->inputs);
-    if (!shared->wait_read && atomic_load(&shared->committed) < inputs) {
+    if (!may_send(inputs)) {
         atomic_fetch_add(&shared->waiters, 1);
         for (;;) {
             uint32_t bell = atomic_load(&shared->bell);
-            if (is_cut_off(slot) || atomic_load(&shared->committed) >= inputs)
+            if (is_cut_off(slot) || may_send(inputs))
                 break;
             nap(&shared->bell, bell);
         }

@@ -11,7 +11,7 @@
 
 enum {
     SHARED_MAGIC = 0x504c5652,
-    SHARED_VERSION = 3,
+    SHARED_VERSION = 4,
     PORTS = 65536,
     SLOTS = 4096,
     RING_AT = 1 << 20,
@@ -77,7 +77,8 @@ struct shared {
     _Atomic uint32_t sleeps;    /* plover waits for its eventfd */
     _Atomic uint32_t clock_epoch; /* the program's time follows this host's in this epoch */
     _Atomic uint64_t next_us;   /* the time of what the program is given next */
-    uint32_t gap_2[22];
+    _Atomic uint64_t leased_until; /* no other replica leads before this: CLOCK_MONOTONIC, µs */
+    uint32_t gap_2[20];
     /* 256: written by the program */
     _Atomic uint64_t head;   /* bytes of the ring that the program has filled */
     _Atomic uint64_t inputs; /* the number of the last input */

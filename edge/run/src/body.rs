@@ -111,6 +111,8 @@ struct Body {
     face: Option<Face>,
     face_at: Instant,
     /// When this replica had the lease last.
+    /// No other replica leads before this; and when that was last so.
+    leased_until: Instant,
     leased_at: Instant,
     clients_known: Known,
     /// How often in a row the clients' address could not be taken.
@@ -184,6 +186,7 @@ impl Body {
     }
 
     fn step(&mut self) -> Result<(), BoxError> {
+        self.take_lease();
         self.take_ready()?;
         for done in self.jobs.take() {
             self.finish(done);
@@ -264,6 +267,14 @@ impl Body {
             }
         }
         Ok(())
+    }
+
+    /// What the program says reaches clients as long as no other replica can lead.
+    fn take_lease(&mut self) {
+        let until = self.server.leased_until();
+        self.leased_until = until;
+        self.clients.lease(until);
+        self.directly(|direct| direct.lease(until));
     }
 
     // ---- the brain

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes that one turn reads of one client, and which go in one entry.
 const READ_BYTES: usize = 32 << 10;
@@ -32,6 +32,8 @@ struct Client {
     ended: bool,
     end_proposed: bool,
     out: Vec<u8>,
+    /// `out` waits until no other replica can lead.
+    is_held: bool,
     /// Bytes that the program has sent it.
     sent: u64,
     /// The program has ended the connection.
@@ -51,6 +53,10 @@ pub(crate) struct Clients {
     /// Connections whose end is not in the log yet, and what the program had sent on them.
     gone: Vec<(ConnectionId, u64)>,
     reads: bool,
+    /// Replies leave until then.
+    leased_until: Instant,
+    /// Replies to somebody wait for that.
+    is_held: bool,
     entry_bytes_max: usize,
 }
 
@@ -71,6 +77,8 @@ impl Clients {
             tokens: BTreeMap::new(),
             gone: Vec::new(),
             reads: false,
+            leased_until: Instant::now(),
+            is_held: false,
             entry_bytes_max: entry_bytes_max.saturating_sub(64).min(READ_BYTES),
         }
     }
@@ -113,6 +121,28 @@ impl Clients {
         let all = std::mem::take(&mut self.all);
         self.gone.extend(all.values().map(|it| (it.id, it.sent)));
         self.tokens.clear();
+    }
+
+    /// No other replica leads before `until`. What waited for that leaves.
+    pub fn lease(&mut self, until: Instant) {
+        self.leased_until = until;
+        if self.is_held && Instant::now() < until {
+            self.is_held = false;
+            let held = self.all.iter().filter(|it| it.1.is_held);
+            for token in Vec::from_iter(held.map(|it| *it.0)) {
+                self.send(token);
+            }
+        }
+    }
+
+    /// Sends a client its replies.
+    fn send(&mut self, token: u64) {
+        let Some(client) = self.all.get_mut(&token) else {
+            return;
+        };
+        self.is_held |= client.write(self.leased_until);
+        let lives = client.out.len() <= UNSENT_BYTES_MAX;
+        self.settle(token, lives);
     }
 
     /// Sets whether clients are accepted and read.
@@ -158,6 +188,7 @@ impl Clients {
                 ended: false,
                 end_proposed: false,
                 out: Vec::new(),
+                is_held: false,
                 sent: 0,
                 finishes: false,
             };
@@ -189,7 +220,7 @@ impl Clients {
         };
         let is_over = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         if flags.contains(EventFlags::OUT) || is_over {
-            client.write();
+            self.is_held |= client.write(self.leased_until);
         }
         let mut lives = true;
         if self.reads && flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
@@ -209,9 +240,7 @@ impl Clients {
         if let Some(client) = self.all.get_mut(&token) {
             client.out.extend_from_slice(bytes);
             client.sent += bytes.len() as u64;
-            client.write();
-            let lives = client.out.len() <= UNSENT_BYTES_MAX;
-            self.settle(token, lives);
+            self.send(token);
         }
     }
 
@@ -303,7 +332,7 @@ impl Client {
             EventFlags::IN,
             reads && !self.ended && self.unproposed.is_empty(),
         );
-        flags.set(EventFlags::OUT, !self.out.is_empty());
+        flags.set(EventFlags::OUT, !self.out.is_empty() && !self.is_held);
         let _ = epoll::modify(epoll, &self.stream, EventData::new_u64(token), flags);
     }
 
@@ -343,15 +372,18 @@ impl Client {
         true
     }
 
-    fn write(&mut self) {
-        while !self.out.is_empty() {
+    /// Sends replies as long as no other replica can lead: it may have answered others since. Returns whether they wait for that.
+    fn write(&mut self, leased_until: Instant) -> bool {
+        self.is_held = !self.out.is_empty() && Instant::now() >= leased_until;
+        while !self.out.is_empty() && !self.is_held {
             match self.stream.write(&self.out) {
                 Ok(count) => drop(self.out.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // The next read finds it broken.
-                Err(_) => return self.out.clear(),
+                Err(_) => self.out.clear(),
             }
         }
+        self.is_held
     }
 }

@@ -319,6 +319,13 @@ impl Direct {
         }
     }
 
+    /// No other replica leads before `until`: the program's output leaves until then.
+    pub fn lease(&self, until: Instant) {
+        if let Some(memory) = &self.memory {
+            memory.lease(memory::of_the_monotonic_clock(until));
+        }
+    }
+
     // ---- a program that stands still
 
     /// Whether the program has left clients unread for longer than `stall`.

@@ -199,6 +199,61 @@ fn all_replicas_have_the_time_of_the_log() {
     group.down().unwrap();
 }
 
+/// A client waits for a key that nobody sets, when its leader is lost: Redis would tell it after a moment that nobody has, and another
+/// leader may have let somebody do so. The client is on the leader's host, where no other leader can reset it.
+fn nothing_is_said_of_an_old_state(name: &str, via: &str, lose: fn(&Group, usize) -> Result<()>) {
+    let _turn = Turn::wait();
+    let progress = progress();
+    let mut plan = Plan::demo();
+    plan.program_keys = format!("via = \"{via}\"");
+    let redis = programs::named("redis").unwrap();
+    let group = Group::up(name, 3, program(), redis, &plan).unwrap();
+    let outcome = || -> Result<()> {
+        group.wait_for("all programs run", &progress, Group::is_whole)?;
+        let leader = group.leader().context("nobody leads")?;
+        let host = group.topology().replica(leader);
+        let wait = |span| {
+            host.run(|| {
+                let mut client = Connection::open(LISTEN, Duration::from_secs(6))?;
+                Ok(client.wait_in_vain("nothing", Duration::from_secs(span))?)
+            })
+        };
+        wait(1).context("the leader is sound, and says that nobody has set it")?;
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| wait(3));
+            progress.sleep(Duration::from_millis(500))?;
+            lose(&group, leader)?;
+            let told = waits.join().expect("a client");
+            ensure!(
+                told.is_err(),
+                "the old leader's program has told its client"
+            );
+            Ok(())
+        })
+    };
+    let outcome = outcome().with_context(|| group.last_words());
+    outcome.unwrap_or_else(|error| panic!("{error:#}"));
+    for id in 0..3 {
+        group.cables(id, "up").unwrap();
+        group.signal_replica(id, Signal::CONT).unwrap();
+    }
+    group.down().unwrap();
+}
+
+#[test]
+fn a_leader_that_is_cut_off_says_nothing_of_an_old_state() {
+    nothing_is_said_of_an_old_state("t-cutoff", "proxy", |group, leader| {
+        group.cables(leader, "down")
+    });
+}
+
+#[test]
+fn the_program_of_a_hung_replica_says_nothing_of_an_old_state() {
+    nothing_is_said_of_an_old_state("t-hung", "preload", |group, leader| {
+        group.signal_replica(leader, Signal::STOP)
+    });
+}
+
 /// The database that each client chooses first, and what it has written into it.
 const DATABASE: u8 = 3;
 const WRITERS: usize = 4;

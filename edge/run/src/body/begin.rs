@@ -120,6 +120,7 @@ pub fn run(
         control,
         face: None,
         face_at: Instant::now(),
+        leased_until: Instant::now(),
         leased_at: Instant::now(),
         clients_known: Known::default(),
         face_failures: 0,

@@ -10,11 +10,13 @@ use plover_preload::{
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
+use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 const WHOLE: usize = RING_AT + RING_BYTES;
 
@@ -122,6 +124,14 @@ impl Memory {
         self.shared().head.load(SeqCst) != self.tail
     }
 
+    /// No other replica leads before `until`, µs of the monotonic clock. Threads that wait for that are woken.
+    pub fn lease(&self, until: u64) {
+        let before = self.shared().leased_until.swap(until, SeqCst);
+        if before != until && before <= monotonic_us() {
+            self.ring();
+        }
+    }
+
     /// The next record, and its bytes. It stays until [`Self::took`].
     pub fn next(&mut self) -> Result<Option<(Record, &[u8])>, Rubbish> {
         let filled = self.shared().head.load(SeqCst).wrapping_sub(self.tail);
@@ -227,6 +237,21 @@ impl Drop for Memory {
         // SAFETY: `at` is the mapping of WHOLE bytes that `new` has made, and no reference to it outlives `self`.
         let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), WHOLE) };
     }
+}
+
+fn monotonic_us() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}
+
+/// The same point of time, µs of the monotonic clock.
+pub(super) fn of_the_monotonic_clock(at: Instant) -> u64 {
+    // In this order: a pause between the two makes it earlier, and not later.
+    let us = monotonic_us();
+    let now = Instant::now();
+    let micros = |span: Duration| span.as_micros() as u64;
+    us.saturating_add(micros(at.saturating_duration_since(now)))
+        .saturating_sub(micros(now.saturating_duration_since(at)))
 }
 
 /// Whether the record is an input, which is counted.

@@ -3,7 +3,7 @@
 use super::subject::Subject;
 use super::trial::Plan;
 use anyhow::{Context, Result, bail, ensure};
-use plover_lab::net::{GUEST_IP, PREFIX, Topology, replica_ip};
+use plover_lab::net::{GUEST_IP, PREFIX, Topology, edge_port, replica_ip};
 use plover_lab::process::{self, Process};
 use plover_lab::progress::Progress;
 use rustix::process::Signal;
@@ -262,6 +262,27 @@ impl Group {
         for process in self.processes(id) {
             process.signal(signal);
         }
+    }
+
+    /// Stops the process of a replica, and not its program, or lets it go on.
+    pub fn signal_replica(&self, id: usize, signal: Signal) -> Result<()> {
+        let child = self.replicas[id].as_ref().context("it has ended")?;
+        let process = Process::now(child.id()).context("it has ended")?;
+        ensure!(process.signal(signal), "it has ended");
+        Ok(())
+    }
+
+    /// Sets both cables of a host, at the switch: `up` or `down`.
+    pub fn cables(&self, id: usize, state: &str) -> Result<()> {
+        for port in [edge_port(id), format!("r{id}-repl")] {
+            let mut command = Command::new("ip");
+            command.args(["link", "set", &port, state]);
+            let output = self.topology.switch().exec_in(command)?.output()?;
+            if !output.status.success() {
+                bail!("{}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        Ok(())
     }
 
     /// Runs `work` on the clients' host.

@@ -8,8 +8,7 @@ use super::group::{Group, LISTEN, REPLICAS, WITHIN};
 use super::load::{Shared, Written, read_all, register};
 use super::report::{Gap, Report};
 use super::subject::Subject;
-use anyhow::{Context, Result, bail, ensure};
-use plover_lab::net::edge_port;
+use anyhow::{Context, Result, ensure};
 use plover_lab::progress::Progress;
 use plover_register_proof::check::Judge;
 use plover_register_proof::history::Key;
@@ -252,7 +251,7 @@ fn faults(
 fn break_it(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
     match fault {
         Fault::KillHost => {
-            cables(group, id, "down")?;
+            group.cables(id, "down")?;
             group.kill(id)
         }
         Fault::KillProcess => group.crash(id),
@@ -275,14 +274,14 @@ fn break_it(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
             group.signal(id, Signal::STOP);
             Ok(())
         }
-        Fault::Cut => cables(group, id, "down"),
+        Fault::Cut => group.cables(id, "down"),
     }
 }
 
 fn mend(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
     match fault {
         Fault::KillHost => {
-            cables(group, id, "up")?;
+            group.cables(id, "up")?;
             group.start(id)
         }
         Fault::KillProcess => group.start(id),
@@ -291,21 +290,8 @@ fn mend(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
             group.signal(id, Signal::CONT);
             Ok(())
         }
-        Fault::Cut => cables(group, id, "up"),
+        Fault::Cut => group.cables(id, "up"),
     }
-}
-
-/// Both cables of a host, at the switch.
-fn cables(group: &Group, id: usize, state: &str) -> Result<()> {
-    for port in [edge_port(id), format!("r{id}-repl")] {
-        let mut command = std::process::Command::new("ip");
-        command.args(["link", "set", &port, state]);
-        let output = group.topology().switch().exec_in(command)?.output()?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr));
-        }
-    }
-    Ok(())
 }
 
 fn audit(
