@@ -20,14 +20,14 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// When the address is announced again: a switch may have missed the first time,
-const AGAIN: [Duration; 3] = [
+/// The pauses before the address is announced again: a switch may have missed the first time,
+const PAUSES: [Duration; 3] = [
     Duration::from_millis(50),
-    Duration::from_millis(300),
-    Duration::from_millis(1500),
+    Duration::from_millis(250),
+    Duration::from_millis(1200),
 ];
-/// or the leader before comes back, and clients find that one by ARP.
-const ALWAYS_AGAIN: Duration = Duration::from_secs(1);
+/// and afterwards: the leader before may come back, and clients find that one by ARP.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The device's descriptor has this number or a higher one, unless the process may not have so many.
 const LAST_TO_CLOSE: u64 = 1 << 16;
@@ -39,7 +39,6 @@ pub(crate) struct Face {
     packets: OwnedFd,
     index: i32,
     announcement: Announcement,
-    since: Instant,
     announced: usize,
     announced_at: Instant,
     orphans: Option<Orphans>,
@@ -63,7 +62,6 @@ impl Face {
             packets,
             index,
             announcement: Announcement::of(mac, address),
-            since: Instant::now(),
             announced: 0,
             announced_at: Instant::now(),
             orphans: None,
@@ -80,11 +78,8 @@ impl Face {
 
     /// Announces the address again when it is time.
     pub fn advance(&mut self) {
-        let is_due = match AGAIN.get(self.announced) {
-            Some(due) => self.since.elapsed() >= *due,
-            None => self.announced_at.elapsed() >= ALWAYS_AGAIN,
-        };
-        if !is_due {
+        let pause = PAUSES.get(self.announced).unwrap_or(&PAUSE);
+        if self.announced_at.elapsed() < *pause {
             return;
         }
         self.announced_at = Instant::now();
@@ -93,7 +88,7 @@ impl Face {
         if let Some(orphans) = &self.orphans {
             orphans.tell();
         }
-        if self.announced == AGAIN.len() {
+        if self.announced == PAUSES.len() {
             self.orphans = None;
         }
     }

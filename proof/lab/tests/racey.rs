@@ -9,10 +9,10 @@ use plover_lab_proof::{overlay, prove, role};
 use std::io::Write;
 
 /// Slots of `vsmr` to compare.
-const SLOTS: usize = 100;
+const SLOTS: usize = 60;
 
 /// Checkpoints to compare: fewer, because each carries all that was written, raced or not.
-const CHECKPOINTS: usize = 25;
+const CHECKPOINTS: usize = 15;
 
 fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
     let leader = lab.lab().find(&role("leader"))?;
