@@ -14,6 +14,7 @@ mod render;
 mod status;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 
 use crate::cli::Show;
 use crate::operate;
@@ -21,8 +22,10 @@ use crate::output;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use guests::{Hosts, NodeOf};
+use plover_lab::progress::Progress;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub enum FleetCommand {
@@ -57,6 +60,31 @@ pub enum FleetCommand {
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
     },
+    /// Upgrade the hosts of the cluster, one after the other, while the guests run.
+    ///
+    /// For each host: its replicas hand over and end (standby), COMMAND runs, they start again, and all guests are as well
+    /// protected as before. Begins only when all are well. Stops at the first host where COMMAND fails or something is worse
+    /// than before, with that host's replicas running again if they can, and touches no other one. So does Ctrl-C.
+    #[command(
+        after_help = "Example:\n  plover fleet upgrade -- ssh {host} apt-get install -y plover\n  plover fleet upgrade --host gamma -- ssh {host} reboot-and-wait"
+    )]
+    Upgrade {
+        /// A host, by the name that the cluster has for it, once for each, in this order. Without it: all that have replicas.
+        #[arg(long = "host", value_name = "NODE")]
+        hosts: Vec<String>,
+        /// How many seconds the replicas of a host may take to end, and later all guests until they are as before.
+        #[arg(long, value_name = "S", default_value_t = 900)]
+        within_s: u64,
+        /// Begin although not all guests are well. What is well must stay so.
+        #[arg(long)]
+        anyway: bool,
+        /// Where the run directories of this host's replicas are.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+        /// The command that upgrades a host. {host} stands for the host's name.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
 }
 
 pub fn run(command: FleetCommand) -> Result<ExitCode> {
@@ -69,6 +97,26 @@ pub fn run(command: FleetCommand) -> Result<ExitCode> {
         FleetCommand::Status { show, run_dir } => {
             let look = || status::FleetStatus::ask(&run_dir);
             operate::show(&show, look, status::FleetStatus::to_json)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        FleetCommand::Upgrade {
+            hosts,
+            within_s,
+            anyway,
+            run_dir,
+            command,
+        } => {
+            let cluster = upgrade::Cluster {
+                run_dir: &run_dir,
+                command: &command,
+            };
+            let progress = Progress::interruptible(false)?;
+            let patience = upgrade::Patience {
+                within: Duration::from_secs(within_s),
+                settled: upgrade::SETTLED,
+            };
+            upgrade::run(&cluster, &hosts, anyway, patience, &progress)?;
+            output::line("done: all hosts are upgraded, and all guests are as before")?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -93,6 +141,11 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
         output::line("done: `plover fleet status` shows the guests")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The state of the cluster, as XML.
+fn crm_mon() -> Result<String> {
+    ask("crm_mon", &["--one-shot", "--inactive", "--output-as=xml"])
 }
 
 /// The output of a program of the cluster.

@@ -3,7 +3,7 @@
 //! `crm_mon` knows where instances run, and the attributes that `plover ocf monitor` has written. A guest with a replica on
 //! this host is asked itself (as by `plover status --all`), since that is newer and says why something is wrong.
 
-use super::ask;
+use super::crm_mon;
 use crate::at::replicas_in;
 use crate::output::table;
 use crate::overview::Overview;
@@ -11,9 +11,44 @@ use anyhow::{Context, Result};
 use plover_lab::status::GroupStatus;
 use roxmltree::{Document, Node};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
+
+const PROTECTED: &str = "protected";
+const LEADER: &str = "leader";
+/// The roles of replicas that are whole.
+const WELL: [&str; 3] = [LEADER, "secondary", "witness"];
+
+/// The nodes of the cluster, and whether each may have replicas.
+#[derive(Debug)]
+pub(super) struct Nodes(BTreeMap<String, bool>);
+
+impl Nodes {
+    /// As `crm_mon` prints them.
+    pub fn of(cluster: &str) -> Result<Self> {
+        let document = parsed(cluster)?;
+        let mut all = document.descendants().filter(|it| it.has_tag_name("nodes"));
+        let nodes = all.next().into_iter().flat_map(|it| it.children());
+        let ready = |node: Node<'_, '_>| {
+            let says = |key: &str| node.attribute(key) == Some("true");
+            Some((
+                node.attribute("name")?.to_owned(),
+                says("online") && !says("standby"),
+            ))
+        };
+        Ok(Self(nodes.filter_map(ready).collect()))
+    }
+
+    /// Whether the node is there and not on standby.
+    pub fn is_ready(&self, node: &str) -> bool {
+        self.0.get(node) == Some(&true)
+    }
+}
+
+fn parsed(cluster: &str) -> Result<Document<'_>> {
+    Document::parse(cluster).context("the answer of crm_mon is not understood")
+}
 
 /// All guests.
 #[derive(Debug, Serialize)]
@@ -37,18 +72,21 @@ impl FleetStatus {
     /// # Errors
     /// Pacemaker does not run here.
     pub fn ask(run_dir: &Path) -> Result<Self> {
-        let cluster = ask("crm_mon", &["--one-shot", "--inactive", "--output-as=xml"])?;
+        Self::with_local(&crm_mon()?, run_dir)
+    }
+
+    /// The same, with what `crm_mon` has printed.
+    pub(super) fn with_local(cluster: &str, run_dir: &Path) -> Result<Self> {
         let local = if replicas_in(run_dir).is_empty() {
             Vec::new()
         } else {
             Overview::ask(run_dir)?.into_answers()
         };
-        Self::of(&cluster, &local)
+        Self::of(cluster, &local)
     }
 
     pub(super) fn of(cluster: &str, local: &[GroupStatus]) -> Result<Self> {
-        let document =
-            Document::parse(cluster).context("the answer of crm_mon is not understood")?;
+        let document = parsed(cluster)?;
         let clones = document
             .descendants()
             .filter(|node| node.has_tag_name("clone"));
@@ -66,6 +104,66 @@ impl FleetStatus {
             Some(guest)
         });
         Ok(Self(guests.collect()))
+    }
+
+    /// The nodes with replicas.
+    pub(super) fn nodes(&self) -> BTreeSet<&str> {
+        let nodes = self.0.iter().flat_map(|guest| guest.hosts.keys());
+        nodes.map(String::as_str).collect()
+    }
+
+    /// The guests with a replica on `node`.
+    pub(super) fn on(&self, node: &str) -> Vec<&str> {
+        let there = self.0.iter().filter(|guest| guest.hosts.contains_key(node));
+        there.map(|guest| guest.guest.as_str()).collect()
+    }
+
+    /// How many guests `node` leads.
+    pub(super) fn leads(&self, node: &str) -> usize {
+        let role = |guest: &GuestStatus| guest.hosts.get(node).map(String::as_str) == Some(LEADER);
+        self.0.iter().filter(|guest| role(guest)).count()
+    }
+
+    /// What the cluster itself cannot do on `node`.
+    pub(super) fn trouble_on(&self, node: &str) -> Option<String> {
+        let begin = format!("{node}: ");
+        self.0.iter().find_map(|guest| {
+            let mut troubles = guest.troubles.iter();
+            let trouble = troubles.find(|it| it.starts_with(&begin))?;
+            Some(format!("{}: {trouble}", guest.guest))
+        })
+    }
+
+    /// What is wrong with guests that run, with what replicas of this host say of theirs.
+    pub(super) fn ills(&self) -> BTreeSet<String> {
+        let running = self.0.iter().filter(|guest| !guest.hosts.is_empty());
+        running
+            .flat_map(|guest| {
+                let words = guest.troubles.iter();
+                let words = words.map(|it| format!("{}: {it}", guest.guest));
+                guest.ills().into_iter().chain(words)
+            })
+            .collect()
+    }
+
+    /// What is wrong now and was not `before`.
+    pub(super) fn worse_than(&self, before: &Self) -> Vec<String> {
+        let mut worse = Vec::new();
+        for was in before.0.iter().filter(|guest| !guest.hosts.is_empty()) {
+            let Some(is) = self.0.iter().find(|guest| guest.guest == was.guest) else {
+                worse.push(format!("{}: the cluster has it no more", was.guest));
+                continue;
+            };
+            let missing = was
+                .hosts
+                .keys()
+                .filter(|node| !is.hosts.contains_key(*node));
+            worse.extend(missing.map(|node| format!("{}: no replica on {node}", was.guest)));
+            // Not the replicas' own words: they are of this moment, and may have numbers in them.
+            let known = was.ills();
+            worse.extend(is.ills().into_iter().filter(|ill| !known.contains(ill)));
+        }
+        worse
     }
 
     /// For programs.
@@ -114,11 +212,11 @@ impl GuestStatus {
         }
         let leader = hosts
             .iter()
-            .find(|(_, role)| *role == "leader")
+            .find(|(_, role)| *role == LEADER)
             .map(|(node, _)| node);
         let state = match leader.map(|node| attribute(node, &format!("{key}-protected"))) {
             None => "NO LEADER",
-            Some(Some("yes")) => "protected",
+            Some(Some("yes")) => PROTECTED,
             Some(_) => "NOT PROTECTED",
         };
         Self {
@@ -127,6 +225,28 @@ impl GuestStatus {
             hosts,
             troubles,
         }
+    }
+
+    /// What the cluster shows to be wrong with it.
+    fn ills(&self) -> Vec<String> {
+        let unwell = self
+            .hosts
+            .iter()
+            .filter(|(_, role)| !WELL.contains(&role.as_str()));
+        let mut ills = Vec::new();
+        if self.state != PROTECTED {
+            ills.push(self.state.clone());
+        }
+        ills.extend(unwell.map(|(node, role)| format!("{node} {role}")));
+        let of_the_cluster = |it: &&String| {
+            self.hosts
+                .keys()
+                .any(|node| it.starts_with(&format!("{node}: ")))
+        };
+        ills.extend(self.troubles.iter().filter(of_the_cluster).cloned());
+        ills.into_iter()
+            .map(|ill| format!("{}: {ill}", self.guest))
+            .collect()
     }
 
     fn cells(&self) -> Vec<String> {

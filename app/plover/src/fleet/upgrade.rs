@@ -1,0 +1,438 @@
+//! `plover fleet upgrade`: new packages on all hosts, one host after the other.
+//!
+//! ```text
+//!   look: all guests are protected, all nodes are there        no: refused
+//!   for each node, those first that lead the fewest guests
+//!     standby ─▶ its replicas hand over and end ─▶ COMMAND ─▶ online ─▶ all guests are as before, for a while
+//!         │ one stays            │ fails                               │ something is worse
+//!         └──────────────────────┴─▶ online, and the end               └─▶ the end: no other host is touched
+//! ```
+
+use super::status::{FleetStatus, Nodes};
+use super::{ask, crm_mon};
+use anyhow::{Context, Result, bail, ensure};
+use plover_lab::progress::Progress;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Stands for the node's name in the command.
+const NODE: &str = "{host}";
+
+/// How often the cluster is asked.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long it waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// For the replicas of a host to end, and for all guests to be as before.
+    pub within: Duration,
+    /// Guests are as before when they look so for so long.
+    pub settled: Duration,
+}
+
+/// What the cluster shows of guests is up to 10 s old.
+pub(super) const SETTLED: Duration = Duration::from_secs(15);
+
+/// The cluster, as far as an upgrade uses it.
+pub(super) trait Hosts {
+    /// The nodes and the guests.
+    fn look(&self) -> Result<(Nodes, FleetStatus)>;
+    /// Empties a node, or lets it have replicas again.
+    fn standby(&self, node: &str, is: bool) -> Result<()>;
+    /// Upgrades a node that is empty.
+    fn upgrade(&self, node: &str) -> Result<()>;
+    /// A moment passes. Fails if somebody has asked to stop.
+    fn pause(&self, progress: &Progress) -> Result<()>;
+}
+
+/// The cluster of this host.
+#[derive(Debug)]
+pub(super) struct Cluster<'a> {
+    pub run_dir: &'a Path,
+    pub command: &'a [String],
+}
+
+impl Hosts for Cluster<'_> {
+    fn look(&self) -> Result<(Nodes, FleetStatus)> {
+        let shown = crm_mon()?;
+        Ok((
+            Nodes::of(&shown)?,
+            FleetStatus::with_local(&shown, self.run_dir)?,
+        ))
+    }
+
+    fn standby(&self, node: &str, is: bool) -> Result<()> {
+        let value = if is { "on" } else { "off" };
+        let words = ["--node", node, "--name", "standby", "--update", value];
+        ask("crm_attribute", &words).map(drop)
+    }
+
+    fn upgrade(&self, node: &str) -> Result<()> {
+        let mut words = self.command.iter().map(|word| word.replace(NODE, node));
+        let program = words.next().context("no command was given")?;
+        let mut command = Command::new(&program);
+        let ended = command.args(words).stdin(Stdio::null()).status();
+        let ended = ended.with_context(|| format!("cannot run {program}"))?;
+        ensure!(ended.success(), "{program} ended with {ended}");
+        Ok(())
+    }
+
+    fn pause(&self, progress: &Progress) -> Result<()> {
+        Ok(progress.sleep(LOOK_EVERY)?)
+    }
+}
+
+/// Upgrades `wanted` in this order, or all nodes that have replicas. With `anyway` it begins although not all guests are well.
+///
+/// # Errors
+/// The guests are not all well, or are worse than before after a node's upgrade. Then no other node is touched.
+pub(super) fn run(
+    hosts: &impl Hosts,
+    wanted: &[String],
+    anyway: bool,
+    patience: Patience,
+    progress: &Progress,
+) -> Result<()> {
+    let (nodes, before) = hosts.look()?;
+    let order = order(&nodes, &before, wanted)?;
+    let ills = before.ills();
+    ensure!(
+        ills.is_empty() || anyway,
+        "no host was touched, since not all is well: {}; with --anyway it begins all the same",
+        Vec::from_iter(ills).join("; ")
+    );
+    for (done, node) in order.iter().enumerate() {
+        progress.say(format_args!(
+            "{node} ({} of {}): its replicas hand over and end",
+            done + 1,
+            order.len()
+        ));
+        let emptied = empty_and_upgrade(hosts, node, patience.within, progress);
+        let back = hosts.standby(node, false).with_context(|| {
+            format!("{node} is left without replicas: `crm node online {node}` gives it its replicas again")
+        });
+        emptied
+            .and(back)
+            .with_context(|| stopped_at(node, &order[done + 1..]))?;
+        progress.say(format_args!("{node}: its replicas start again"));
+        wait_until_as_before(hosts, &before, patience, progress)
+            .with_context(|| stopped_at(node, &order[done + 1..]))?;
+        progress.say(format_args!("{node}: done, all guests are as before"));
+    }
+    Ok(())
+}
+
+fn stopped_at(node: &str, left: &[String]) -> String {
+    match left {
+        [] => format!("the upgrade has stopped at {node}, the last host"),
+        left => format!(
+            "the upgrade has stopped at {node}; not touched: {}",
+            left.join(", ")
+        ),
+    }
+}
+
+/// The nodes to upgrade. Each hand-over is a gap for clients, so nodes come last that lead many guests: these may have moved by then.
+fn order(nodes: &Nodes, guests: &FleetStatus, wanted: &[String]) -> Result<Vec<String>> {
+    let with_replicas = guests.nodes();
+    for name in wanted {
+        ensure!(
+            with_replicas.contains(name.as_str()),
+            "no guest has a replica on {name}: the hosts are {}",
+            Vec::from_iter(with_replicas).join(", ")
+        );
+    }
+    let away: Vec<_> = with_replicas
+        .iter()
+        .filter(|node| !nodes.is_ready(node))
+        .copied()
+        .collect();
+    ensure!(
+        away.is_empty(),
+        "no host was touched: {} is offline or on standby (`crm node online`)",
+        away.join(", ")
+    );
+    ensure!(
+        !with_replicas.is_empty(),
+        "the cluster runs no guests: there is nothing to wait for, so upgrade its hosts by hand"
+    );
+    if !wanted.is_empty() {
+        let mut seen = BTreeSet::new();
+        let once = wanted.iter().filter(|name| seen.insert(name.as_str()));
+        return Ok(once.cloned().collect());
+    }
+    let mut order: Vec<&str> = with_replicas.into_iter().collect();
+    order.sort_by_key(|node| guests.leads(node));
+    Ok(order.into_iter().map(str::to_owned).collect())
+}
+
+fn empty_and_upgrade(
+    hosts: &impl Hosts,
+    node: &str,
+    within: Duration,
+    progress: &Progress,
+) -> Result<()> {
+    hosts.standby(node, true)?;
+    let deadline = Instant::now() + within;
+    loop {
+        let (_, now) = hosts.look()?;
+        let there = now.on(node);
+        if there.is_empty() {
+            break;
+        }
+        if let Some(trouble) = now.trouble_on(node) {
+            bail!("a replica stays: {trouble}");
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "after {} s it still has replicas of {}",
+            within.as_secs(),
+            there.join(", ")
+        );
+        hosts.pause(progress)?;
+    }
+    progress.say(format_args!("{node}: is empty, and upgraded now"));
+    hosts.upgrade(node)?;
+    Ok(progress.check()?)
+}
+
+fn wait_until_as_before(
+    hosts: &impl Hosts,
+    before: &FleetStatus,
+    patience: Patience,
+    progress: &Progress,
+) -> Result<()> {
+    let deadline = Instant::now() + patience.within;
+    let mut well_since = None;
+    loop {
+        let (_, now) = hosts.look()?;
+        let worse = now.worse_than(before);
+        if worse.is_empty() {
+            if well_since.get_or_insert_with(Instant::now).elapsed() >= patience.settled {
+                return Ok(());
+            }
+        } else {
+            well_since = None;
+            ensure!(
+                Instant::now() < deadline,
+                "after {} s not all is as before: {}",
+                patience.within.as_secs(),
+                worse.join("; ")
+            );
+        }
+        hosts.pause(progress)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    const NODES: [&str; 4] = ["alpha", "beta", "gamma", "delta"];
+
+    /// A cluster of four nodes with two guests, as it shows itself.
+    #[derive(Debug, Default)]
+    struct Fake {
+        roles: RefCell<BTreeMap<(&'static str, String), &'static str>>,
+        standby: RefCell<BTreeSet<String>>,
+        done: RefCell<Vec<String>>,
+        /// Replicas there do not end, the command fails there, or the new release does not start there.
+        stays_on: Option<&'static str>,
+        fails_on: Option<&'static str>,
+        broken_on: Option<&'static str>,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let fake = Self::default();
+            for (guest, node, role) in [
+                ("shop", "alpha", "leader"),
+                ("shop", "beta", "secondary"),
+                ("shop", "gamma", "witness"),
+                ("mail", "alpha", "leader"),
+                ("mail", "gamma", "secondary"),
+                ("mail", "delta", "witness"),
+            ] {
+                fake.roles.borrow_mut().insert((guest, node.into()), role);
+            }
+            fake
+        }
+
+        fn shown(&self) -> String {
+            let roles = self.roles.borrow();
+            let of = |guest: &str| {
+                roles
+                    .iter()
+                    .filter(move |it| it.0.0 == guest)
+                    .collect::<Vec<_>>()
+            };
+            let clone = |guest: &str| {
+                let instance = |node: &str| {
+                    let blocked =
+                        self.stays_on == Some(node) && self.standby.borrow().contains(node);
+                    format!(
+                        "<resource id=\"{guest}\" resource_agent=\"ocf:plover:guest\" blocked=\"{blocked}\"><node name=\"{node}\"/></resource>"
+                    )
+                };
+                let all: String = of(guest).iter().map(|it| instance(&it.0.1)).collect();
+                format!("<clone id=\"{guest}-clone\">{all}</clone>")
+            };
+            let attributes = |node: &str| {
+                let own = roles.iter().filter(|it| it.0.1 == node);
+                let own: String = own
+                    .map(|((guest, _), role)| {
+                        let protected = if of(guest).len() > 1 { "yes" } else { "no" };
+                        format!(
+                            "<attribute name=\"plover-{guest}\" value=\"{role}\"/><attribute name=\"plover-{guest}-protected\" value=\"{protected}\"/>"
+                        )
+                    })
+                    .collect();
+                format!("<node name=\"{node}\">{own}</node>")
+            };
+            let node = |node: &str| {
+                let standby = self.standby.borrow().contains(node);
+                format!("<node name=\"{node}\" online=\"true\" standby=\"{standby}\"/>")
+            };
+            format!(
+                "<pacemaker-result><nodes>{}</nodes><resources>{}{}</resources><node_attributes>{}</node_attributes></pacemaker-result>",
+                NODES.map(node).concat(),
+                clone("shop"),
+                clone("mail"),
+                NODES.map(attributes).concat()
+            )
+        }
+
+        fn upgraded(&self, wanted: &[&str], anyway: bool) -> Result<(), String> {
+            let wanted: Vec<String> = wanted.iter().map(|it| (*it).into()).collect();
+            let patience = Patience {
+                within: Duration::ZERO,
+                settled: Duration::ZERO,
+            };
+            let progress = Progress::silent(Arc::new(AtomicBool::new(false)));
+            let result = run(self, &wanted, anyway, patience, &progress);
+            result.map_err(|error| format!("{error:#}"))
+        }
+    }
+
+    impl Hosts for Fake {
+        fn look(&self) -> Result<(Nodes, FleetStatus)> {
+            let shown = self.shown();
+            Ok((Nodes::of(&shown)?, FleetStatus::of(&shown, &[])?))
+        }
+
+        /// Replicas lead elsewhere when theirs has ended.
+        fn standby(&self, node: &str, is: bool) -> Result<()> {
+            self.done.borrow_mut().push(format!("{node} {is}"));
+            let mut roles = self.roles.borrow_mut();
+            if is {
+                self.standby.borrow_mut().insert(node.into());
+                if self.stays_on == Some(node) {
+                    return Ok(());
+                }
+                for guest in ["shop", "mail"] {
+                    if roles.remove(&(guest, node.into())) == Some("leader") {
+                        let next = roles
+                            .iter_mut()
+                            .find(|it| it.0.0 == guest && *it.1 == "secondary");
+                        *next.unwrap().1 = "leader";
+                    }
+                }
+            } else if self.standby.borrow_mut().remove(node) && self.broken_on != Some(node) {
+                let before = Fake::new().roles.into_inner();
+                for (at, _) in before.into_iter().filter(|it| it.0.1 == node) {
+                    roles.entry(at).or_insert("secondary");
+                }
+            }
+            Ok(())
+        }
+
+        fn upgrade(&self, node: &str) -> Result<()> {
+            assert!(self.standby.borrow().contains(node));
+            self.done.borrow_mut().push(format!("{node} upgraded"));
+            ensure!(self.fails_on != Some(node), "apt-get ended with 100");
+            Ok(())
+        }
+
+        fn pause(&self, _: &Progress) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    fn steps(nodes: &[&str]) -> Vec<String> {
+        let of = |node: &&str| ["true", "upgraded", "false"].map(|step| format!("{node} {step}"));
+        nodes.iter().flat_map(of).collect()
+    }
+
+    #[test]
+    fn all_hosts_are_upgraded_those_that_lead_most_last() {
+        let fake = Fake::new();
+        fake.upgraded(&[], false).unwrap();
+        assert_eq!(
+            *fake.done.borrow(),
+            steps(&["beta", "delta", "gamma", "alpha"])
+        );
+        let fake = Fake::new();
+        fake.upgraded(&["alpha", "gamma", "alpha"], false).unwrap();
+        assert_eq!(*fake.done.borrow(), steps(&["alpha", "gamma"]));
+    }
+
+    #[test]
+    fn it_stops_at_the_first_host_where_something_is_wrong() {
+        let words = "the upgrade has stopped at delta; not touched: gamma, alpha: ";
+        let cases: [(fn(&mut Fake), &str, usize); 3] = [
+            (
+                |it| it.stays_on = Some("delta"),
+                "a replica stays: mail: delta: not stopped",
+                5,
+            ),
+            (
+                |it| it.fails_on = Some("delta"),
+                "apt-get ended with 100",
+                6,
+            ),
+            (
+                |it| it.broken_on = Some("delta"),
+                "not all is as before: mail: no replica on delta",
+                6,
+            ),
+        ];
+        for (breaks, why, count) in cases {
+            let mut fake = Fake::new();
+            breaks(&mut fake);
+            let error = fake.upgraded(&[], false).unwrap_err();
+            assert!(error.starts_with(words) && error.contains(why), "{error}");
+            assert_eq!(fake.done.borrow().len(), count, "{error}");
+            assert!(fake.standby.borrow().is_empty(), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_touched_unless_all_is_well() {
+        let refused = |fake: &Fake, wanted: &[&str], why: &str| {
+            let error = fake.upgraded(wanted, false).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            assert!(fake.done.borrow().is_empty());
+        };
+        refused(
+            &Fake::new(),
+            &["omega"],
+            "no guest has a replica on omega: the hosts are alpha, beta",
+        );
+        let fake = Fake::new();
+        fake.standby.borrow_mut().insert("gamma".into());
+        refused(&fake, &[], "gamma is offline or on standby");
+        let fake = Fake::new();
+        fake.roles
+            .borrow_mut()
+            .insert(("shop", "beta".into()), "joining");
+        refused(&fake, &["delta"], "shop: beta joining; with --anyway");
+        fake.upgraded(&["delta"], true).unwrap();
+        assert_eq!(*fake.done.borrow(), steps(&["delta"]));
+    }
+}
