@@ -49,8 +49,8 @@ pub(crate) struct StoodDown {
 impl Apus {
     /// Sets when to look for a leader again: after the silence that it may keep, and a moment later, since the voters may have
     /// heard the leader later. Several candidates are spread, by much less than in Raft (§5.2 of its paper), which
-    /// draws from one to two timeouts: two that collide cost a round trip here. Both are granted a pre-vote, both
-    /// stand for the same round, and the one with the higher view is promised by all, the other one too.
+    /// draws from one to two timeouts: two that collide cost a round trip here, or a timeout where the promises of disks come late. Both are granted a
+    /// pre-vote, both stand for the same round, and the one with the higher view is promised by all, the other one too.
     pub(crate) fn arm_election(&mut self, now: Micros) {
         let mut wait = self.heard.span + Micros(self.config.timeout.0 / 16);
         if !self.is_the_only_candidate() {

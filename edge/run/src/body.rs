@@ -13,7 +13,7 @@ use crate::clients::Clients;
 use crate::config::RunConfig;
 use crate::control::Control;
 use crate::direct::{self, Direct};
-use crate::face::Face;
+use crate::face::{Face, LowNumber};
 use crate::files::Files;
 use crate::jobs::Jobs;
 use crate::orphans::Known;
@@ -26,6 +26,7 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -110,7 +111,7 @@ struct Body {
     control: Control,
     face: Option<Face>,
     face_at: Instant,
-    /// When this replica had the lease last.
+    low_number: Rc<LowNumber>,
     /// No other replica leads before this; and when that was last so.
     leased_until: Instant,
     leased_at: Instant,
@@ -205,6 +206,8 @@ impl Body {
         self.face_clients();
         self.answer();
         self.server.set_may_lead(self.brain.may_lead());
+        // Before the others hear that it leads no more.
+        self.take_lease();
         // What was proposed leaves now, and a group of one has committed it.
         self.server.turn_until(Duration::ZERO, |_| true)?;
         Ok(())

@@ -32,7 +32,7 @@ struct Client {
     ended: bool,
     end_proposed: bool,
     out: Vec<u8>,
-    /// `out` waits until no other replica can lead.
+    /// `out`, and the connection's end, wait until no other replica can lead.
     is_held: bool,
     /// Bytes that the program has sent it.
     sent: u64,
@@ -224,7 +224,8 @@ impl Clients {
         }
         let mut lives = true;
         if self.reads && flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
-            lives = client.read();
+            // Where it has sent its end, nothing is read that would show that it is over.
+            lives = client.read() && !(is_over && client.ended);
             lives &= client.propose(self.entry_bytes_max, propose);
         } else if is_over {
             lives = false;
@@ -251,7 +252,7 @@ impl Clients {
         };
         if let Some(client) = self.all.get_mut(&token) {
             client.finishes = true;
-            self.settle(token, true);
+            self.send(token);
         }
     }
 
@@ -284,7 +285,7 @@ impl Clients {
         let Some(client) = self.all.get(&token) else {
             return;
         };
-        let is_done = client.finishes && client.out.is_empty();
+        let is_done = client.finishes && client.out.is_empty() && !client.is_held;
         if lives && !is_done {
             return client.watch(&self.epoll, token, self.reads);
         }
@@ -372,9 +373,11 @@ impl Client {
         true
     }
 
-    /// Sends replies as long as no other replica can lead: it may have answered others since. Returns whether they wait for that.
+    /// Sends replies as long as no other replica can lead: it may have answered others since. Returns whether they, or the
+    /// connection's end, wait for that.
     fn write(&mut self, leased_until: Instant) -> bool {
-        self.is_held = !self.out.is_empty() && Instant::now() >= leased_until;
+        let has_words = self.finishes || !self.out.is_empty();
+        self.is_held = has_words && Instant::now() >= leased_until;
         while !self.out.is_empty() && !self.is_held {
             match self.stream.write(&self.out) {
                 Ok(count) => drop(self.out.drain(..count)),

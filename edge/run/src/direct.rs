@@ -80,6 +80,7 @@ pub(crate) struct Direct {
     rings: bool,
     /// Records but the clock's that the program has filled in, and when it was seen to go on.
     filled: u64,
+    leased_until: Instant,
     progress: (u64, Instant),
     looked_at: Instant,
 }
@@ -119,6 +120,7 @@ impl Direct {
             is_full: false,
             rings: false,
             filled: 0,
+            leased_until: Instant::now(),
             progress: (0, Instant::now()),
             looked_at: Instant::now(),
         })
@@ -320,7 +322,8 @@ impl Direct {
     }
 
     /// No other replica leads before `until`: the program's output leaves until then.
-    pub fn lease(&self, until: Instant) {
+    pub fn lease(&mut self, until: Instant) {
+        self.leased_until = until;
         if let Some(memory) = &self.memory {
             memory.lease(memory::of_the_monotonic_clock(until));
         }
@@ -338,9 +341,10 @@ impl Direct {
             return false;
         }
         self.looked_at = now;
-        // While input is not committed the program waits for this process.
+        // While input is not committed the program waits for this process, and without the lease it may.
         let waits = self.quiesces
-            || (!self.outstanding.iter().any(|it| it.of.is_some())
+            || (now < self.leased_until
+                && !self.outstanding.iter().any(|it| it.of.is_some())
                 && !self.is_full
                 && self.connections.are_unread());
         if self.filled != self.progress.0 || !waits {

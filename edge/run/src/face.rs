@@ -4,20 +4,21 @@
 //! process ends, however it ends. The kernel answers ARP for the address on every device of the host. The TUN
 //! device itself carries nothing.
 //!
-//! The kernel closes the descriptors of a process that ends in the order of their numbers, and it sends no reset from an address
-//! that it has no more. A client would wait then that it had let in at the last moment, and which the log does not
-//! know. So the device has a high number: the listener and the clients go first.
+//! When a process is killed, the kernel releases its descriptors from the highest number to the lowest, and it sends no reset
+//! from an address that it has no more. A client would wait then that it had let in at the last moment, and which the log does
+//! not know. So the device has a number that was taken before those of the listener and the clients ([`LowNumber`]).
 
 use crate::orphans::Orphans;
 use plover_node::Announcement;
 use plover_types::Mac;
 use rustix::fs::{Mode, OFlags};
-use rustix::io::fcntl_dupfd_cloexec;
+use rustix::io::{DupFlags, dup3};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::process::{Resource, getrlimit};
+use std::cell::RefCell;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// The pauses before the address is announced again: a switch may have missed the first time,
@@ -29,13 +30,47 @@ const PAUSES: [Duration; 3] = [
 /// and afterwards: the leader before may come back, and clients find that one by ARP.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The device's descriptor has this number or a higher one, unless the process may not have so many.
-const LAST_TO_CLOSE: u64 = 1 << 16;
+/// The number of a descriptor, kept for the device.
+#[derive(Debug)]
+pub(crate) struct LowNumber {
+    kept: RefCell<OwnedFd>,
+    nothing: OwnedFd,
+}
+
+impl LowNumber {
+    /// Takes the lowest one that is free.
+    pub fn keep() -> io::Result<Rc<Self>> {
+        let open =
+            || rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        Ok(Rc::new(Self {
+            kept: RefCell::new(open()?),
+            nothing: open()?,
+        }))
+    }
+
+    /// Gives `file` the number, which it has until the result is dropped.
+    fn hold(self: Rc<Self>, file: OwnedFd) -> io::Result<Device> {
+        dup3(&file, &mut self.kept.borrow_mut(), DupFlags::CLOEXEC)?;
+        Ok(Device(self))
+    }
+}
+
+/// The TUN device with the clients' address.
+#[derive(Debug)]
+struct Device(Rc<LowNumber>);
+
+impl Drop for Device {
+    /// The device ends with its last descriptor.
+    fn drop(&mut self) {
+        let LowNumber { kept, nothing } = &*self.0;
+        let _ = dup3(nothing, &mut kept.borrow_mut(), DupFlags::CLOEXEC);
+    }
+}
 
 /// This host has the clients' address.
 #[derive(Debug)]
 pub(crate) struct Face {
-    _device: OwnedFd,
+    _device: Device,
     packets: OwnedFd,
     index: i32,
     announcement: Announcement,
@@ -46,7 +81,7 @@ pub(crate) struct Face {
 
 impl Face {
     /// Takes `address`, and announces it on `device`.
-    pub fn take(address: Ipv4Addr, device: &str) -> io::Result<Self> {
+    pub fn take(address: Ipv4Addr, device: &str, number: &Rc<LowNumber>) -> io::Result<Self> {
         let asks = socket_with(
             AddressFamily::INET,
             SocketType::DGRAM,
@@ -56,7 +91,7 @@ impl Face {
         let index = rustix::net::netdevice::name_to_index(&asks, device)? as i32;
         let mac = mac_of(&asks, device)?;
         let packets = packet_socket()?;
-        let own = tun(&asks, address)?;
+        let own = Rc::clone(number).hold(tun(&asks, address)?)?;
         let mut face = Self {
             _device: own,
             packets,
@@ -156,17 +191,10 @@ fn mac_of(asks: &OwnedFd, device: &str) -> io::Result<Mac> {
     Ok(Mac(std::array::from_fn(|at| data[at] as u8)))
 }
 
-/// The same file under a number above those of the listener and the clients.
-fn last_to_close(fd: OwnedFd) -> OwnedFd {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let number = limit.saturating_sub(1).min(LAST_TO_CLOSE) as i32;
-    fcntl_dupfd_cloexec(&fd, number).unwrap_or(fd)
-}
-
 /// A TUN device with `address`.
 fn tun(asks: &OwnedFd, address: Ipv4Addr) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = last_to_close(rustix::fs::open("/dev/net/tun", flags, Mode::empty())?);
+    let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
     let mut device = request("plover%d");
     device.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
     ioctl(&fd, libc::TUNSETIFF, &mut device)?;

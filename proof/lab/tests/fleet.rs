@@ -102,6 +102,7 @@ fn pacemaker_places_and_plover_elects() {
         wait_for_words(lab, &cluster, 0, &["Online: [ alpha beta gamma ]"])?;
         adopted(lab, &cluster)?;
         a_host_is_drained(lab, &cluster)?;
+        all_hosts_are_upgraded(lab, &cluster)?;
         a_host_is_lost(lab, &mut cluster)?;
         the_engine_is_killed(lab, &cluster)?;
         a_replica_hangs(lab, &cluster)
@@ -176,6 +177,54 @@ fn a_host_is_drained(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
         .replica(leader)
         .is_some_and(|it| it.is_drained());
     ensure!(!is_drained, "the host takes roles again");
+    was_protected(lab, since)
+}
+
+/// By a command that says where it was, and then by one that fails at the second host.
+fn all_hosts_are_upgraded(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
+    wait_until_whole(lab)?;
+    // The attributes are as old as the last monitor.
+    wait_for_words(lab, cluster, 0, &[": leader", ": secondary", ": witness"])?;
+    let (plover, since) = (program().to_string_lossy(), now_us());
+    let upgrade = |done: &str| {
+        let words = [
+            "fleet",
+            "upgrade",
+            "--within-s",
+            "120",
+            "--",
+            "sh",
+            "-c",
+            done,
+        ];
+        cluster.run(1, &[&[&plover[..]][..], &words].concat())
+    };
+    let done = tempfile::NamedTempFile::new()?;
+    let file = done.path().display();
+    let said = upgrade(&format!("echo {{host}} >> {file}"))?;
+    let leader = NODES[usize::from(with_role(lab, "leader")?)];
+    lab.progress().say(format!("plover fleet upgrade\n{said}"));
+    let upgraded = std::fs::read_to_string(done.path())?;
+    let mut upgraded: Vec<&str> = upgraded.lines().collect();
+    ensure!(
+        upgraded.pop() != Some(leader),
+        "the last one led, and has handed over: {upgraded:?}"
+    );
+    ensure!(upgraded.len() == 2, "{upgraded:?}");
+    was_protected(lab, since)?;
+    report_gap(lab, "all hosts are upgraded", since)?;
+
+    let error = upgrade(&format!(
+        "grep -q alpha {file} && ! echo {{host}} | grep -q gamma"
+    ));
+    let error = format!("{:#}", error.err().context("it fails on gamma")?);
+    ensure!(
+        error.contains("the upgrade has stopped at gamma"),
+        "{error}"
+    );
+    let shown = cluster.run(0, &["crm_mon", "-1"])?;
+    ensure!(shown.contains("Online: [ alpha beta gamma ]"), "{shown}");
+    wait_until_whole(lab)?;
     was_protected(lab, since)
 }
 

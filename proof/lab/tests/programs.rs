@@ -7,6 +7,7 @@ use plover_lab_proof::redis::Connection;
 use plover_lab_proof::{Turn, program, progress};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::io::ErrorKind;
 use std::net::SocketAddrV4;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -197,6 +198,48 @@ fn all_replicas_have_the_time_of_the_log() {
     let outcome = outcome(&mut group).with_context(|| group.last_words());
     outcome.unwrap_or_else(|error| panic!("{error:#}"));
     group.down().unwrap();
+}
+
+/// One client waits for an answer, and another one has connected and was not let in yet. Nobody else could tell them that their
+/// leader is dead: it is alone.
+#[test]
+fn a_leader_that_is_killed_resets_its_clients() {
+    let _turn = Turn::wait();
+    let progress = progress();
+    let mut plan = Plan::demo();
+    plan.program_keys = "via = \"proxy\"".into();
+    let redis = programs::named("redis").unwrap();
+    let group = Group::up("t-resets", 1, program(), redis, &plan).unwrap();
+    let outcome = || -> Result<()> {
+        group.wait_for("the program runs", &progress, Group::is_whole)?;
+        let host = group.topology().client().clone();
+        let client = |set: Option<&str>| {
+            host.run(|| {
+                let mut client = Connection::open(LISTEN, Duration::from_secs(20))?;
+                Ok(match set {
+                    Some(key) => client.set(key, "v"),
+                    None => client.wait_in_vain("nothing", Duration::from_secs(100)),
+                })
+            })
+        };
+        client(Some("k"))??;
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| client(None));
+            progress.sleep(Duration::from_millis(500))?;
+            group.signal_replica(0, Signal::STOP)?;
+            let comes = threads.spawn(|| client(Some("l")));
+            progress.sleep(Duration::from_millis(500))?;
+            group.signal_replica(0, Signal::KILL)?;
+            for client in [waits, comes] {
+                let told = client.join().expect("a client")?;
+                let is_reset = |it: &std::io::Error| it.kind() == ErrorKind::ConnectionReset;
+                ensure!(told.as_ref().is_err_and(is_reset), "{told:?}");
+            }
+            Ok(())
+        })
+    };
+    let outcome = outcome().with_context(|| group.last_words());
+    outcome.unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 /// A client waits for a key that nobody sets, when its leader is lost: Redis would tell it after a moment that nobody has, and another

@@ -6,6 +6,7 @@ use crate::clients::Clients;
 use crate::config::{RunConfig, Via};
 use crate::control::Control;
 use crate::direct::{self, Direct};
+use crate::face::LowNumber;
 use crate::files::Files;
 use crate::jobs::{Jobs, serve};
 use crate::orphans::Known;
@@ -32,6 +33,7 @@ pub fn run(
     words: Vec<OsString>,
     ready: impl FnOnce(Stop),
 ) -> Result<(), BoxError> {
+    let low_number = LowNumber::keep()?;
     let words = crate::program::found(words)?;
     let paths = &config.paths;
     for directory in [&paths.state_dir, &paths.run_dir] {
@@ -119,6 +121,7 @@ pub fn run(
         files,
         control,
         face: None,
+        low_number,
         face_at: Instant::now(),
         leased_until: Instant::now(),
         leased_at: Instant::now(),

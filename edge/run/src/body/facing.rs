@@ -69,7 +69,7 @@ impl Body {
     pub(super) fn take_address(&mut self) -> Result<(), String> {
         let listen = self.config.program.listen;
         if let (Some(device), true) = (&self.config.program.device, self.face.is_none()) {
-            let face = Face::take(*listen.ip(), device);
+            let face = Face::take(*listen.ip(), device, &self.low_number);
             let face = face.map_err(|e| format!(
                 "cannot take the clients' address {} on {device} (program.device): {e}; it needs root and /dev/net/tun",
                 listen.ip()

@@ -127,7 +127,8 @@ impl Memory {
     /// No other replica leads before `until`, µs of the monotonic clock. Threads that wait for that are woken.
     pub fn lease(&self, until: u64) {
         let before = self.shared().leased_until.swap(until, SeqCst);
-        if before != until && before <= monotonic_us() {
+        let now = monotonic_us();
+        if before <= now && now < until {
             self.ring();
         }
     }
