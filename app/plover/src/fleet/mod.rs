@@ -73,7 +73,7 @@ pub enum FleetCommand {
         #[arg(long = "host", value_name = "NODE")]
         hosts: Vec<String>,
         /// How many seconds the replicas of a host may take to end, and later all guests until they are as before.
-        #[arg(long, value_name = "S", default_value_t = 900)]
+        #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..=604_800))]
         within_s: u64,
         /// Begin although not all guests are well. What is well must stay so.
         #[arg(long)]

@@ -34,7 +34,10 @@ impl Nodes {
             let says = |key: &str| node.attribute(key) == Some("true");
             Some((
                 node.attribute("name")?.to_owned(),
-                says("online") && !says("standby"),
+                says("online")
+                    && !["standby", "standby_onfail", "maintenance"]
+                        .into_iter()
+                        .any(says),
             ))
         };
         Ok(Self(nodes.filter_map(ready).collect()))
@@ -64,6 +67,12 @@ struct GuestStatus {
     hosts: BTreeMap<String, String>,
     /// Remarks for the operator.
     troubles: Vec<String>,
+    /// Replicas that do not run.
+    #[serde(skip)]
+    stopped: usize,
+    /// Nodes where a replica did not end.
+    #[serde(skip)]
+    blocked: BTreeSet<String>,
 }
 
 impl FleetStatus {
@@ -124,14 +133,10 @@ impl FleetStatus {
         self.0.iter().filter(|guest| role(guest)).count()
     }
 
-    /// What the cluster itself cannot do on `node`.
-    pub(super) fn trouble_on(&self, node: &str) -> Option<String> {
-        let begin = format!("{node}: ");
-        self.0.iter().find_map(|guest| {
-            let mut troubles = guest.troubles.iter();
-            let trouble = troubles.find(|it| it.starts_with(&begin))?;
-            Some(format!("{}: {trouble}", guest.guest))
-        })
+    /// The guest whose replica does not end on `node`.
+    pub(super) fn blocked_on(&self, node: &str) -> Option<&str> {
+        let guest = self.0.iter().find(|guest| guest.blocked.contains(node));
+        guest.map(|guest| guest.guest.as_str())
     }
 
     /// What is wrong with guests that run, with what replicas of this host say of theirs.
@@ -139,7 +144,9 @@ impl FleetStatus {
         let running = self.0.iter().filter(|guest| !guest.hosts.is_empty());
         running
             .flat_map(|guest| {
+                // Warnings are of how the group is made, and stay.
                 let words = guest.troubles.iter();
+                let words = words.filter(|it| !it.starts_with("Warning: "));
                 let words = words.map(|it| format!("{}: {it}", guest.guest));
                 guest.ills().into_iter().chain(words)
             })
@@ -196,12 +203,19 @@ impl GuestStatus {
         };
         let key = format!("plover-{name}");
         let (mut hosts, mut troubles) = (BTreeMap::new(), Vec::new());
+        let (mut stopped, mut blocked) = (0, BTreeSet::new());
         for instance in instances {
             let says = |flag: &str| instance.attribute(flag) == Some("true");
-            for node in instance.children().filter_map(|it| it.attribute("name")) {
+            let mut nodes = instance
+                .children()
+                .filter_map(|it| it.attribute("name"))
+                .peekable();
+            stopped += usize::from(nodes.peek().is_none());
+            for node in nodes {
                 let role = attribute(node, &key).unwrap_or("not asked yet");
                 hosts.insert(node.to_owned(), role.to_owned());
                 if says("blocked") {
+                    blocked.insert(node.to_owned());
                     troubles.push(format!(
                         "{node}: not stopped, and left alone: `crm_mon -1` says why, `crm resource cleanup {name}` tries again"
                     ));
@@ -224,6 +238,8 @@ impl GuestStatus {
             state: state.into(),
             hosts,
             troubles,
+            stopped,
+            blocked,
         }
     }
 
@@ -238,6 +254,9 @@ impl GuestStatus {
             ills.push(self.state.clone());
         }
         ills.extend(unwell.map(|(node, role)| format!("{node} {role}")));
+        if self.stopped > 0 {
+            ills.push(format!("{} of its replicas do not run", self.stopped));
+        }
         let of_the_cluster = |it: &&String| {
             self.hosts
                 .keys()

@@ -23,6 +23,9 @@ const NODE: &str = "{host}";
 /// How often the cluster is asked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How long a cluster that does not answer is asked to give a host its replicas again.
+const ONLINE_WITHIN: Duration = Duration::from_secs(60);
+
 /// How long it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
@@ -110,15 +113,21 @@ pub(super) fn run(
             order.len()
         ));
         let emptied = empty_and_upgrade(hosts, node, patience.within, progress);
-        let back = hosts.standby(node, false).with_context(|| {
+        let back = online(hosts, node).with_context(|| {
             format!("{node} is left without replicas: `crm node online {node}` gives it its replicas again")
         });
-        emptied
-            .and(back)
-            .with_context(|| stopped_at(node, &order[done + 1..]))?;
+        // Said as well, since an interruption is reported in one word.
+        let stopped = |error: anyhow::Error| {
+            let place = stopped_at(node, &order[done + 1..]);
+            progress.say(&place);
+            error.context(place)
+        };
+        if let Err(error) = &back {
+            progress.say(format_args!("{error:#}"));
+        }
+        emptied.and(back).map_err(stopped)?;
         progress.say(format_args!("{node}: its replicas start again"));
-        wait_until_as_before(hosts, &before, patience, progress)
-            .with_context(|| stopped_at(node, &order[done + 1..]))?;
+        wait_until_as_before(hosts, &before, patience, progress).map_err(stopped)?;
         progress.say(format_args!("{node}: done, all guests are as before"));
     }
     Ok(())
@@ -182,8 +191,10 @@ fn empty_and_upgrade(
         if there.is_empty() {
             break;
         }
-        if let Some(trouble) = now.trouble_on(node) {
-            bail!("a replica stays: {trouble}");
+        if let Some(guest) = now.blocked_on(node) {
+            bail!(
+                "its replica of {guest} does not end: `crm_mon -1` says why, `crm resource cleanup {guest}` tries again"
+            );
         }
         ensure!(
             Instant::now() < deadline,
@@ -194,8 +205,20 @@ fn empty_and_upgrade(
         hosts.pause(progress)?;
     }
     progress.say(format_args!("{node}: is empty, and upgraded now"));
+    progress.check()?;
     hosts.upgrade(node)?;
     Ok(progress.check()?)
+}
+
+/// Lets a node have replicas again. The cluster may be starting on this host just now, and a second Ctrl-C ends the program that asks it.
+fn online(hosts: &impl Hosts, node: &str) -> Result<()> {
+    let deadline = Instant::now() + ONLINE_WITHIN;
+    loop {
+        match hosts.standby(node, false) {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY),
+            ended => return ended,
+        }
+    }
 }
 
 fn wait_until_as_before(
@@ -207,8 +230,11 @@ fn wait_until_as_before(
     let deadline = Instant::now() + patience.within;
     let mut well_since = None;
     loop {
-        let (_, now) = hosts.look()?;
-        let worse = now.worse_than(before);
+        // The cluster's own programs may start again with the packages.
+        let worse = match hosts.look() {
+            Ok((_, now)) => now.worse_than(before),
+            Err(error) => vec![format!("{error:#}")],
+        };
         if worse.is_empty() {
             if well_since.get_or_insert_with(Instant::now).elapsed() >= patience.settled {
                 return Ok(());
@@ -281,7 +307,10 @@ mod tests {
                     )
                 };
                 let all: String = of(guest).iter().map(|it| instance(&it.0.1)).collect();
-                format!("<clone id=\"{guest}-clone\">{all}</clone>")
+                let away =
+                    format!("<resource id=\"{guest}\" resource_agent=\"ocf:plover:guest\"/>");
+                let away = away.repeat(3 - of(guest).len());
+                format!("<clone id=\"{guest}-clone\">{all}{away}</clone>")
             };
             let attributes = |node: &str| {
                 let own = roles.iter().filter(|it| it.0.1 == node);
@@ -385,10 +414,11 @@ mod tests {
     #[test]
     fn it_stops_at_the_first_host_where_something_is_wrong() {
         let words = "the upgrade has stopped at delta; not touched: gamma, alpha: ";
-        let cases: [(fn(&mut Fake), &str, usize); 3] = [
+        type Breaks = fn(&mut Fake);
+        let cases: [(Breaks, &str, usize); 3] = [
             (
                 |it| it.stays_on = Some("delta"),
-                "a replica stays: mail: delta: not stopped",
+                "its replica of mail does not end",
                 5,
             ),
             (
@@ -427,6 +457,9 @@ mod tests {
         let fake = Fake::new();
         fake.standby.borrow_mut().insert("gamma".into());
         refused(&fake, &[], "gamma is offline or on standby");
+        let fake = Fake::new();
+        fake.roles.borrow_mut().remove(&("shop", "gamma".into()));
+        refused(&fake, &[], "shop: 1 of its replicas do not run");
         let fake = Fake::new();
         fake.roles
             .borrow_mut()
