@@ -112,8 +112,7 @@ struct Body {
     face: Option<Face>,
     face_at: Instant,
     low_number: Rc<LowNumber>,
-    /// No other replica leads before this; and when that was last so.
-    leased_until: Instant,
+    /// When this replica had the lease last.
     leased_at: Instant,
     clients_known: Known,
     /// How often in a row the clients' address could not be taken.
@@ -272,10 +271,9 @@ impl Body {
         Ok(())
     }
 
-    /// What the program says reaches clients as long as no other replica can lead.
+    /// The program's output reaches clients as long as no other replica can lead.
     fn take_lease(&mut self) {
         let until = self.server.leased_until();
-        self.leased_until = until;
         self.clients.lease(until);
         self.directly(|direct| direct.lease(until));
     }

@@ -123,7 +123,7 @@ impl Clients {
         self.tokens.clear();
     }
 
-    /// No other replica leads before `until`. What waited for that leaves.
+    /// No other replica leads before `until`: replies that waited for that leave.
     pub fn lease(&mut self, until: Instant) {
         self.leased_until = until;
         if self.is_held && Instant::now() < until {

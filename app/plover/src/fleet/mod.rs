@@ -75,7 +75,7 @@ pub enum FleetCommand {
         /// How many seconds the replicas of a host may take to end, and later all guests until they are as before.
         #[arg(long, value_name = "S", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..=604_800))]
         within_s: u64,
-        /// Begin although not all guests are well. What is well must stay so.
+        /// Begin although not all guests are well. Those that are well must stay so.
         #[arg(long)]
         anyway: bool,
         /// Where the run directories of this host's replicas are.

@@ -20,9 +20,9 @@ const LEADER: &str = "leader";
 /// The roles of replicas that are whole.
 const WELL: [&str; 3] = [LEADER, "secondary", "witness"];
 
-/// The nodes of the cluster, and whether each may have replicas.
+/// The nodes of the cluster that may have replicas.
 #[derive(Debug)]
-pub(super) struct Nodes(BTreeMap<String, bool>);
+pub(super) struct Nodes(BTreeSet<String>);
 
 impl Nodes {
     /// As `crm_mon` prints them.
@@ -30,22 +30,21 @@ impl Nodes {
         let document = parsed(cluster)?;
         let mut all = document.descendants().filter(|it| it.has_tag_name("nodes"));
         let nodes = all.next().into_iter().flat_map(|it| it.children());
-        let ready = |node: Node<'_, '_>| {
+        let is_ready = |node: &Node<'_, '_>| {
             let says = |key: &str| node.attribute(key) == Some("true");
-            Some((
-                node.attribute("name")?.to_owned(),
-                says("online")
-                    && !["standby", "standby_onfail", "maintenance"]
-                        .into_iter()
-                        .any(says),
-            ))
+            let is_away = ["standby", "standby_onfail", "maintenance"]
+                .into_iter()
+                .any(says);
+            says("online") && !is_away
         };
-        Ok(Self(nodes.filter_map(ready).collect()))
+        let ready = nodes.filter(is_ready);
+        let names = ready.filter_map(|node| node.attribute("name"));
+        Ok(Self(names.map(str::to_owned).collect()))
     }
 
     /// Whether the node is there and not on standby.
     pub fn is_ready(&self, node: &str) -> bool {
-        self.0.get(node) == Some(&true)
+        self.0.contains(node)
     }
 }
 
@@ -139,7 +138,7 @@ impl FleetStatus {
         guest.map(|guest| guest.guest.as_str())
     }
 
-    /// What is wrong with guests that run, with what replicas of this host say of theirs.
+    /// The faults of guests that run. Replicas of this host add their own words.
     pub(super) fn ills(&self) -> BTreeSet<String> {
         let running = self.0.iter().filter(|guest| !guest.hosts.is_empty());
         running
@@ -153,7 +152,7 @@ impl FleetStatus {
             .collect()
     }
 
-    /// What is wrong now and was not `before`.
+    /// The faults of now that were not there `before`.
     pub(super) fn worse_than(&self, before: &Self) -> Vec<String> {
         let mut worse = Vec::new();
         for was in before.0.iter().filter(|guest| !guest.hosts.is_empty()) {
@@ -243,7 +242,7 @@ impl GuestStatus {
         }
     }
 
-    /// What the cluster shows to be wrong with it.
+    /// The faults that the cluster shows.
     fn ills(&self) -> Vec<String> {
         let unwell = self
             .hosts

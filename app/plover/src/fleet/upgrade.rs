@@ -35,7 +35,7 @@ pub(super) struct Patience {
     pub settled: Duration,
 }
 
-/// What the cluster shows of guests is up to 10 s old.
+/// Long enough for the cluster, which shows guests as they were up to 10 s ago.
 pub(super) const SETTLED: Duration = Duration::from_secs(15);
 
 /// The cluster, as far as an upgrade uses it.

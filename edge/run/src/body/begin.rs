@@ -123,7 +123,6 @@ pub fn run(
         face: None,
         low_number,
         face_at: Instant::now(),
-        leased_until: Instant::now(),
         leased_at: Instant::now(),
         clients_known: Known::default(),
         face_failures: 0,

@@ -25,7 +25,7 @@ impl Body {
             return;
         }
         let now = Instant::now();
-        if now < self.leased_until {
+        if now < self.server.leased_until() {
             self.leased_at = now;
         }
         let is_cut_off = now > self.leased_at + CUT_OFF_AFTER;
