@@ -15,10 +15,11 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// The keys that the lab alone decides: a key of a table, or (`None`) the whole table.
-const THE_LABS_OWN: [(&str, Option<&str>); 7] = [
+const THE_LABS_OWN: [(&str, Option<&str>); 8] = [
     ("group", Some("name")),
     ("group", Some("me")),
     ("group", Some("replica")),
+    ("group", Some("spare")),
     ("policy", Some("name")),
     ("disk", None),
     ("net", None),
@@ -31,7 +32,9 @@ pub struct Place<'a> {
     /// Its id.
     pub id: u8,
     /// The members of the group, and where each listens.
-    pub addresses: &'a [(u8, SocketAddrV4)],
+    pub members: &'a [(u8, SocketAddrV4)],
+    /// The same for its spare hosts.
+    pub spares: &'a [(u8, SocketAddrV4)],
     /// Its copies of the guest's disks.
     pub disks: &'a [DiskImage],
     /// The machine's CPUs.
@@ -70,20 +73,22 @@ pub fn generate(
     place: &Place<'_>,
 ) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
-    let replicas = place.addresses.iter().map(|(id, address)| {
+    let replica = |(id, address): &(u8, SocketAddrV4)| {
         let pairs = [
             ("id", Value::from(i64::from(*id))),
             ("address", address.to_string().into()),
         ];
         Value::from(table(pairs))
-    });
+    };
+    let list = |of: &[(u8, SocketAddrV4)]| Value::Array(of.iter().map(replica).collect());
     let mut config = table([
         (
             "group",
             table([
                 ("name", format!("lab-{}", options.name).into()),
                 ("me", i64::from(place.id).into()),
-                ("replica", Value::Array(replicas.collect())),
+                ("replica", list(place.members)),
+                ("spare", list(place.spares)),
             ])
             .into(),
         ),
@@ -114,7 +119,7 @@ pub fn generate(
         group.insert("key_file".into(), text(&place.files.key()));
         group.insert("trust_file".into(), text(place.trusted));
     }
-    if place.addresses.len() > 1 && !options.any_cpu && !config.contains_key("host") {
+    if place.members.len() > 1 && !options.any_cpu && !config.contains_key("host") {
         let vcpus = config["guest"].get("vcpus").and_then(Value::as_integer);
         let vcpus = vcpus.and_then(|n| n.try_into().ok()).unwrap_or(1);
         if let Some(shares) = cpus::shares(place.cpus, vcpus) {
@@ -220,7 +225,8 @@ mod tests {
             [0, 1, 2].map(|id| (id, SocketAddrV4::new([10, 77, 1, 10 + id].into(), 7700)));
         let place = Place {
             id: 1,
-            addresses: &addresses,
+            members: &addresses,
+            spares: &[],
             disks: &[
                 PathBuf::from("/var/d.raw").into(),
                 "/var/e.iso,bus=ide,cdrom".parse().unwrap(),

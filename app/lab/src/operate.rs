@@ -134,7 +134,8 @@ pub struct MemberChange {
 }
 
 impl MemberChange {
-    fn request(&self) -> Value {
+    /// The request to a replica's control socket.
+    pub fn request(&self) -> Value {
         let order = match (&self.add, self.remove) {
             (Some((new, address)), Some(old)) => {
                 json!({"Replace": {"old": old, "new": new, "address": address}})

@@ -145,14 +145,6 @@ impl Options {
         self.replicas.unwrap_or(usual)
     }
 
-    /// The members that the configuration of host `id` names: those with which the group begins, and a spare one in the
-    /// place of the last of them.
-    pub fn members_for(&self, id: u8) -> Vec<u8> {
-        let count = self.replicas();
-        let others = 0..count - u8::from(id >= count);
-        others.chain((id >= count).then_some(id)).collect()
-    }
-
     /// The firmware that starts the guest from its first disk, instead of a kernel.
     pub fn firmware(&self) -> Option<Firmware> {
         match (self.bios, self.uefi) {

@@ -162,6 +162,8 @@ fn configure(
     let at = |id: u8| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT);
     let hosts = 0..options.replicas() + options.spare;
     let cpus = plover_node::usable_cpus().unwrap_or_default();
+    let addresses: Vec<_> = hosts.clone().map(|id| (id, at(id))).collect();
+    let (members, spares) = addresses.split_at(options.replicas().into());
     let trusted = dir.path().join("trusted");
     let mut keys = Vec::new();
     for id in hosts.clone() {
@@ -172,8 +174,6 @@ fn configure(
     }
     plover_fabric::keys::make_all(&keys, &trusted)?;
     for id in hosts.clone() {
-        let members = options.members_for(id).into_iter();
-        let addresses: Vec<_> = members.map(|id| (id, at(id))).collect();
         let files = dir.replica(id);
         let disks = disks::places(&images, dir, id);
         let table = config::generate(
@@ -182,7 +182,8 @@ fn configure(
             image.as_ref(),
             &Place {
                 id,
-                addresses: &addresses,
+                members,
+                spares,
                 disks: &disks,
                 cpus: &cpus,
                 files: &files,

@@ -153,6 +153,18 @@ pub struct GroupConfig {
     /// unreplicated. Two have no witness: each goes on without the other, so a cut between them makes
     /// two guests that both answer clients; policies that order all inputs refuse it.
     pub replica: Vec<PeerConfig>,
+    /// `[[group.spare]]`: hosts that may take the place of a member. A replica that is named here waits to be added: by
+    /// `plover member`, or by Pacemaker (`replace_after_s`).
+    #[serde(default)]
+    pub spare: Vec<SpareConfig>,
+    /// Under Pacemaker: a member that has not answered for so long is replaced by a spare host (0: never). Not one whose node
+    /// is on standby.
+    #[serde(default = "default_replace_after_s")]
+    pub replace_after_s: u64,
+    /// This replica is one of the spare hosts. [`Self::replica`] has it in the place of another one then, which is in
+    /// [`Self::spare`]: the members that there will be are known when it is added.
+    #[serde(skip)]
+    pub is_spare: bool,
     /// How replicas reach each other, unless a replica names another fabric.
     #[serde(default)]
     pub fabric: FabricName,
@@ -186,6 +198,16 @@ pub struct PeerConfig {
     /// same other fabric.
     #[serde(default)]
     pub fabric: Option<FabricName>,
+}
+
+/// `[[group.spare]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpareConfig {
+    /// The id that its replica will have, 0 to 15: one that no host of the group has had.
+    pub id: u8,
+    /// The address at which it listens for the others.
+    pub address: SocketAddr,
 }
 
 /// `[guest]`.
@@ -390,6 +412,10 @@ pub struct DebugConfig {
 fn spin<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Spin, D::Error> {
     let text = String::deserialize(from)?;
     text.parse().map_err(serde::de::Error::custom)
+}
+
+fn default_replace_after_s() -> u64 {
+    600
 }
 
 fn default_heartbeat_ms() -> u64 {

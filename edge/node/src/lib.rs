@@ -90,12 +90,12 @@ pub use background::Background;
 pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{
     Change, ConfigError, ConfigFile, Effect, GroupConfig, KEYS, PathConfig, PeerConfig, Reload,
-    ReplicaConfig, read,
+    ReplicaConfig, SpareConfig, read,
 };
 pub use control::StopHandle;
 pub use fabric::{FabricName, open as open_fabric};
 pub use host::{CpuConfig, HostConfig, usable_cpus};
-pub use plover_replica::newest;
+pub use plover_replica::{Warm, newest};
 pub use policy::{PolicyConfig, PolicyName, SyncName};
 pub use private::why_not_private;
 pub use recent::RecentLog;

@@ -3,12 +3,50 @@
 //! A group begins with the members of the file. Once the log has changed them, it alone counts: a replica keeps what it
 //! says (`storage`), links to the replicas that it names, and only tells the operator that the file is out of date.
 
-use crate::config::{GroupConfig, PeerConfig, ReplicaConfig};
+use crate::config::{GroupConfig, PeerConfig, ReplicaConfig, SpareConfig};
 use crate::fabric::FabricName;
 use plover_replica::GroupRecord;
 use plover_types::{ReplicaId, ReplicaSet};
 
+impl PeerConfig {
+    fn of(spare: &SpareConfig) -> Self {
+        Self {
+            id: spare.id,
+            address: spare.address,
+            fabric: None,
+        }
+    }
+}
+
 impl GroupConfig {
+    /// Gives a spare replica the place of a member in its own list, which it needs to wait: that of the last one that does not
+    /// lead first.
+    pub(crate) fn seat(&mut self) {
+        let me = self.me;
+        let spare = self.spare.iter().position(|it| it.id == me);
+        let is_free = |it: &PeerConfig| it.id != self.first_leader;
+        let place = self.replica.iter().rposition(is_free);
+        let (Some(spare), Some(place)) = (spare, place) else {
+            return;
+        };
+        if self.replica.iter().any(|it| it.id == me) {
+            return;
+        }
+        let own = PeerConfig::of(&self.spare[spare]);
+        let other = std::mem::replace(&mut self.replica[place], own);
+        self.spare[spare] = SpareConfig {
+            id: other.id,
+            address: other.address,
+        };
+        self.is_spare = true;
+    }
+
+    /// The replicas and the spare ones that the file names.
+    pub(crate) fn named(&self) -> impl Iterator<Item = PeerConfig> {
+        let spare = self.spare.iter().map(PeerConfig::of);
+        self.replica.iter().cloned().chain(spare)
+    }
+
     /// The members by the file.
     pub(crate) fn record(&self) -> GroupRecord {
         let address = |peer: &PeerConfig| (ReplicaId(peer.id), peer.address.to_string());
@@ -40,21 +78,19 @@ impl GroupConfig {
     /// The group with which a replica that has kept this record begins: those that the record names, and those that only
     /// the file names, for all others may have been replaced meanwhile. The file's own members if there is no record.
     pub(crate) fn linked_at_start(&self, record: Option<&GroupRecord>) -> Self {
-        let Some(record) = record else {
-            return self.clone();
-        };
-        let contacts = self.contacts(record);
-        let asked = self.replica.iter();
-        let asked = asked.filter(|peer| contacts.contains(ReplicaId(peer.id)));
-        let mut group = self.linked(record);
-        group.replica.extend(asked.cloned());
+        let record = record.cloned().unwrap_or_else(|| self.record());
+        let contacts = self.contacts(&record);
+        let mut group = self.linked(&record);
+        let is_asked = |peer: &PeerConfig| contacts.contains(ReplicaId(peer.id));
+        group.replica.extend(self.named().filter(is_asked));
         group
     }
 
-    /// The replicas that only the file names, if the log has changed the members.
+    /// The replicas that only the file names, if the log has changed the members; or if this replica is a spare one, which
+    /// does not know who they are.
     pub(crate) fn contacts(&self, record: &GroupRecord) -> ReplicaSet {
-        let named = self.replica.iter().map(|peer| ReplicaId(peer.id));
-        match record.is_of_the_log() {
+        let named = self.named().map(|peer| ReplicaId(peer.id));
+        match record.is_of_the_log() || self.is_spare {
             true => record.unknown(ReplicaSet::of(named)),
             false => ReplicaSet::EMPTY,
         }
@@ -131,6 +167,41 @@ mod tests {
             .addresses
             .insert(ReplicaId(3), "192.0.2.1:7700".into());
         assert_eq!(ids(&group.linked(&record)), [0, 2, 3], "3 has its address");
+    }
+
+    /// Its list has it in the place of the last member that does not lead first, and it asks all others.
+    #[test]
+    fn a_spare_replica_waits_with_the_others_as_contacts() {
+        let text = |me: u8| {
+            let host = |id: u8| format!("{{ id = {id}, address = \"192.0.2.{id}:7700\" }}");
+            let list = |ids: [u8; 3]| ids.map(host).join(", ");
+            format!(
+                "name = \"shop\"\nme = {me}\nfirst_leader = 2\nplaintext = true\nreplica = [{}]\nspare = [{}]\n",
+                list([0, 1, 2]),
+                list([3, 4, 5])
+            )
+        };
+        let group = |me: u8| {
+            let mut group: GroupConfig = toml::from_str(&text(me)).unwrap();
+            group.seat();
+            group
+        };
+        let ids = |group: &GroupConfig| group.replica.iter().map(|it| it.id).collect::<Vec<_>>();
+        let member = group(1);
+        assert_eq!((ids(&member), member.is_spare), (vec![0, 1, 2], false));
+        assert_eq!(ids(&member.linked_at_start(None)), [0, 1, 2]);
+        let spare = group(4);
+        spare.check().unwrap();
+        assert_eq!((ids(&spare), spare.is_spare), (vec![0, 4, 2], true));
+        assert_eq!(spare.contacts(&spare.record()), ReplicaSet(0b101010));
+        assert_eq!(ids(&spare.linked_at_start(None)), [0, 4, 2, 3, 1, 5]);
+        let why = group(6).check().unwrap_err().to_string();
+        assert!(why.contains("group.me = 6"), "{why}");
+        let mut pair = group(0);
+        pair.replica.pop();
+        pair.first_leader = 0;
+        let why = pair.check().unwrap_err().to_string();
+        assert!(why.contains("[[group.spare]] needs"), "{why}");
     }
 
     /// It was away while 1 was replaced by 3, and knows of it; then 2 and 3 were replaced by 4 and 5.

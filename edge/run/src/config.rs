@@ -190,6 +190,8 @@ impl RunConfig {
             (group.hypervisor_timeout_ms != 600, "hypervisor_timeout_ms"),
             (group.warm_witness != Default::default(), "warm_witness"),
             (group.warm_mib_per_s != 64, "warm_mib_per_s"),
+            (!group.spare.is_empty(), "spare"),
+            (group.replace_after_s != 600, "replace_after_s"),
         ] {
             if is_given {
                 return Err(format!(

@@ -4,7 +4,7 @@
 //! cluster is the difference, which Pacemaker refuses if its configuration is another one by then.
 
 use super::guests::Guest;
-use super::render::{Elements, places_of};
+use super::render::{Elements, Member, places_of};
 use super::{ask, run_tool};
 use anyhow::{Context, Result};
 use roxmltree::{Document, Node};
@@ -29,6 +29,8 @@ pub struct Plan {
     others: Vec<String>,
     /// The elements to write.
     wanted: String,
+    /// Nodes that are to be known as those of members: name, attribute, replica.
+    members: Vec<(String, String, u8)>,
 }
 
 /// A change that was tried on a copy.
@@ -78,6 +80,17 @@ impl Cib {
             plan.guests.insert(guest.name.clone(), lacks);
             plan.stale
                 .extend(stale_places(&live, &document, &guest.name));
+        }
+        // Once one of them is known, the agents keep them up to date.
+        let is_known = |key: &str| {
+            let mut pairs = live.descendants().filter(|it| it.has_tag_name("nvpair"));
+            pairs.any(|it| it.attribute("name") == Some(key))
+        };
+        for member in &wanted.members {
+            let key = Member::attribute(&member.guest);
+            if !is_known(&key) {
+                plan.members.push((member.node.clone(), key, member.id));
+            }
         }
         plan.others = guests_of(&live)
             .filter(|name| !plan.guests.contains_key(*name))
@@ -152,6 +165,9 @@ impl fmt::Display for Plan {
                 lacks => writeln!(f, "{name}: {}", lacks.join("; "))?,
             }
         }
+        for (node, key, id) in &self.members {
+            writeln!(f, "{node}: is known as the host of replica {id} ({key})")?;
+        }
         for place in &self.stale {
             writeln!(
                 f,
@@ -172,7 +188,8 @@ impl fmt::Display for Plan {
 impl Plan {
     /// Whether nothing would change.
     pub fn is_empty(&self) -> bool {
-        self.stale.is_empty() && self.guests.values().all(Vec::is_empty)
+        let is_whole = self.guests.values().all(Vec::is_empty);
+        is_whole && self.stale.is_empty() && self.members.is_empty()
     }
 
     /// Makes the change on a copy, and lets Pacemaker say what it would do.
@@ -206,6 +223,12 @@ impl Plan {
                     &format!("<rsc_location id=\"{place}\"/>"),
                 ],
             )?;
+        }
+        for (node, key, id) in &self.members {
+            let id = id.to_string();
+            let words = ["--node", node, "--name", key, "--update", &id];
+            let mut command = Command::new("crm_attribute");
+            run_tool(command.env("CIB_file", &after).args(words), 0)?;
         }
         let [before, after] = [&before, &after].map(|file| file.to_string_lossy().into_owned());
         // It ends with 1 if the two differ.

@@ -14,8 +14,10 @@ pub struct Guest {
     pub file: String,
     /// The group's name.
     pub name: String,
-    /// Where its replicas are.
-    pub addresses: Vec<IpAddr>,
+    /// Its members by the file, and where they are.
+    pub members: Vec<(u8, IpAddr)>,
+    /// Its spare hosts.
+    pub spares: Vec<IpAddr>,
     /// The guest's memory.
     pub mem_mib: u64,
 }
@@ -46,19 +48,31 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
         let guest = Guest {
             file,
             name: config.group.name.clone(),
-            addresses: config
+            members: config
                 .group
                 .replica
+                .iter()
+                .map(|it| (it.id, it.address.ip()))
+                .collect(),
+            spares: config
+                .group
+                .spare
                 .iter()
                 .map(|it| it.address.ip())
                 .collect(),
             mem_mib: config.guest.mem_mib.into(),
         };
         ensure!(
-            guest.addresses.len() > 1,
+            guest.members.len() > 1,
             "{}: the group \"{}\" has one replica, so there is nothing to place: leave the file out",
             path.display(),
             guest.name
+        );
+        ensure!(
+            !config.group.is_spare,
+            "{} is the file of a spare host (group.me = {}): put that of a member there",
+            path.display(),
+            config.group.me
         );
         if let Some(other) = guests.get(&guest.name) {
             bail!(
@@ -130,13 +144,13 @@ impl Hosts {
         Self(hosts)
     }
 
-    /// The nodes of a guest's replicas.
+    /// The nodes at these addresses of a guest.
     ///
     /// # Errors
     /// One of them is not known.
-    pub fn of(&self, guest: &Guest) -> Result<Vec<&str>> {
-        let node = |address: &IpAddr| {
-            let known = self.0.get(address).map(String::as_str);
+    pub fn of(&self, guest: &Guest, addresses: impl Iterator<Item = IpAddr>) -> Result<Vec<&str>> {
+        let node = |address: IpAddr| {
+            let known = self.0.get(&address).map(String::as_str);
             known.with_context(|| {
                 format!(
                     "guest {}: no node of the cluster has the address {address}: name it with --node {address}=NODE",
@@ -144,6 +158,6 @@ impl Hosts {
                 )
             })
         };
-        guest.addresses.iter().map(node).collect()
+        addresses.map(node).collect()
     }
 }

@@ -6,6 +6,7 @@
 //! | `requires=nothing` (groups of three) | starting a replica is safe without quorum and without fencing: the group's own majority decides who leads. A cluster without quorum stops nothing |
 //! | `on-fail=block` at `stop` | a replica that refuses to stop holds the guest: Pacemaker must leave it, and must not fence its host |
 //! | `resource-discovery=exclusive` | the guest runs on these nodes, and others are not even asked |
+//! | a rule on `plover-NAME-member` (guests with spare hosts) | a member that comes back gets its place again; a spare host has a replica only while one is missing |
 
 use super::guests::{Guest, Hosts};
 use anyhow::{Result, ensure};
@@ -15,6 +16,9 @@ const STOP_S: u64 = 120;
 
 /// The slowest copy that a stop waits for: half of what Gigabit Ethernet carries.
 const COPIED_MIB_PER_S: u64 = 50;
+
+/// More than any stickiness that operators use.
+const MEMBER_SCORE: u32 = 10_000;
 
 /// When a start that has failed, for example because a TAP device was missing, is tried again.
 const FORGETS_AFTER: &str = "300s";
@@ -26,6 +30,26 @@ pub struct Elements {
     pub resources: String,
     /// Their places.
     pub constraints: String,
+    /// The nodes of members, of guests with spare hosts.
+    pub members: Vec<Member>,
+}
+
+/// A node on which a guest has a member by its file. The agents know better, once they have run (`ocf/members.rs`).
+#[derive(Debug)]
+pub struct Member {
+    /// The guest.
+    pub guest: String,
+    /// The node's name.
+    pub node: String,
+    /// The replica.
+    pub id: u8,
+}
+
+impl Member {
+    /// The attribute of the node that says so.
+    pub fn attribute(guest: &str) -> String {
+        format!("plover-{guest}-member")
+    }
 }
 
 /// Renders all guests.
@@ -35,7 +59,8 @@ pub struct Elements {
 pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
     let mut elements = Elements::default();
     for guest in guests {
-        let nodes = hosts.of(guest)?;
+        let members = guest.members.iter().map(|(_, address)| *address);
+        let nodes = hosts.of(guest, members.chain(guest.spares.iter().copied()))?;
         for (at, node) in nodes.iter().enumerate() {
             ensure!(
                 !nodes[..at].contains(node),
@@ -44,7 +69,18 @@ pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
             );
             elements.constraints += &place(&guest.name, node);
         }
-        elements.resources += &clone(guest, nodes.len());
+        elements.resources += &clone(guest, guest.members.len());
+        if !guest.spares.is_empty() {
+            elements.constraints += &prefer_members(&guest.name);
+            let members = guest.members.iter().zip(nodes);
+            elements
+                .members
+                .extend(members.map(|((id, _), node)| Member {
+                    guest: guest.name.clone(),
+                    node: node.into(),
+                    id: *id,
+                }));
+        }
     }
     Ok(elements)
 }
@@ -85,6 +121,15 @@ fn place(name: &str, node: &str) -> String {
     format!(
         "<rsc_location id=\"{}{node}\" rsc=\"{name}-clone\" node=\"{node}\" score=\"0\" resource-discovery=\"exclusive\"/>",
         places_of(name)
+    )
+}
+
+/// A replica runs where a member is, if that node is there.
+fn prefer_members(name: &str) -> String {
+    format!(
+        "<rsc_location id=\"{name}-members\" rsc=\"{name}-clone\"><rule id=\"{name}-members-rule\" score=\"{MEMBER_SCORE}\">\
+         <expression id=\"{name}-members-is\" attribute=\"{}\" operation=\"defined\"/></rule></rsc_location>",
+        Member::attribute(name)
     )
 }
 

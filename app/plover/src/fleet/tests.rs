@@ -126,6 +126,49 @@ fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
 }
 
 #[test]
+fn a_spare_host_is_a_place_and_members_are_preferred() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    let file = folder.path().join("shop.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let spare = "plaintext = true\nspare = [{ id = 3, address = \"192.0.2.13:7700\" }]\nreplace_after_s = 60";
+    std::fs::write(&file, text.replace("plaintext = true", spare)).unwrap();
+    let guests = guests::read(folder.path()).unwrap();
+    let cmap = format!(
+        "{CMAP}nodelist.node.3.name (str) = delta\nnodelist.node.3.ring0_addr (str) = 192.0.2.13\n"
+    );
+    let wanted = render::all(&guests, &Hosts::new(&cmap, &[])).unwrap();
+    let max = "name=\"clone-max\" value=\"3\"";
+    assert!(wanted.resources.contains(max), "{}", wanted.resources);
+    for part in ["id=\"shop-on-delta\"", "attribute=\"plover-shop-member\""] {
+        assert!(wanted.constraints.contains(part), "{}", wanted.constraints);
+    }
+    let told = |live: &str| {
+        let plan = Cib::parse(live.into()).plan(&wanted, &guests).unwrap();
+        plan.to_string()
+    };
+    let new = told(EMPTY);
+    for part in [
+        "alpha: is known as the host of replica 0",
+        "gamma: is known as the host of replica 2",
+    ] {
+        assert!(new.contains(part), "{new}");
+    }
+    assert!(!new.contains("delta: is known"), "{new}");
+    // 0 was replaced by 3 since.
+    let nodes = "<nodes><node uname=\"delta\"><instance_attributes><nvpair name=\"plover-shop-member\" value=\"3\"/>\
+                 </instance_attributes></node></nodes><resources/>";
+    let later = told(&EMPTY.replace("<resources/>", nodes));
+    assert!(!later.contains("is known"), "{later}");
+    let own = text
+        .replace("plaintext = true", spare)
+        .replace("me = 0", "me = 3");
+    std::fs::write(&file, own).unwrap();
+    let error = guests::read(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("the file of a spare host"), "{error}");
+}
+
+#[test]
 fn mistakes_in_the_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |words: &str| {

@@ -41,15 +41,16 @@ impl Instance {
     pub(super) fn monitor(&self) -> Outcome {
         match self.ask() {
             Ok(own) => {
-                self.set_attributes(&judge::attributes(&own));
+                self.set_attributes(&judge::attributes(&own, &self.config.group));
+                self.look_after_members(&own);
                 judge::health(&own)
             }
             Err(error) if is_absent(&error) => {
-                self.set_attributes(&[("", None), ("-protected", None)]);
+                self.set_attributes(&judge::attributes_of_none(None));
                 Outcome::NOT_RUNNING
             }
             Err(error) => {
-                self.set_attributes(&[("", Some("hung")), ("-protected", None)]);
+                self.set_attributes(&judge::attributes_of_none(Some("hung")));
                 let why = format!(
                     "the replica does not answer for {} s: {error}",
                     HUNG_AFTER.as_secs()
@@ -102,7 +103,7 @@ impl Instance {
     /// Sets the attributes alone: the first monitor judges the replica.
     fn monitor_after_start(&self) -> Outcome {
         if let Ok(own) = self.control().status() {
-            self.set_attributes(&judge::attributes(&own));
+            self.set_attributes(&judge::attributes(&own, &self.config.group));
         }
         Outcome::SUCCESS
     }
@@ -220,7 +221,7 @@ impl Instance {
         };
         match ended {
             Ok(()) => {
-                self.set_attributes(&[("", None), ("-protected", None)]);
+                self.set_attributes(&judge::attributes_of_none(None));
                 Outcome::SUCCESS
             }
             Err(why) => Outcome::of(Code::Failed, why),

@@ -3,7 +3,14 @@
 use super::{Code, Outcome};
 use plover_lab::control::DaemonStatus;
 use plover_lab::status::{GroupStatus, ReplicaStatus};
+use plover_node::{GroupConfig, Warm};
 use serde_json::Value;
+
+/// The attribute of a spare replica that waits, behind the guest's name.
+pub(super) const SPARE: &str = "-spare";
+
+/// Attributes of a node: what follows the guest's name, and the value, if it has any.
+pub(super) type Attributes = [(&'static str, Option<String>); 3];
 
 /// The outcome of `monitor` for a replica that answers.
 ///
@@ -14,11 +21,7 @@ pub(super) fn health(own: &DaemonStatus) -> Outcome {
     if let Some(why) = text("disk_failure") {
         return Outcome::of(Code::Degraded, why);
     }
-    let has_copy = own.holds_state()
-        || own
-            .more
-            .get("keeps_copy_of")
-            .is_some_and(|of| !of.is_null());
+    let has_copy = own.holds_state() || keeps_copy(own);
     match text("last_failure").filter(|_| !has_copy) {
         Some(why) => Outcome::of(
             Code::Degraded,
@@ -28,13 +31,44 @@ pub(super) fn health(own: &DaemonStatus) -> Outcome {
     }
 }
 
-/// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected.
-pub(super) fn attributes(own: &DaemonStatus) -> [(&'static str, Option<&str>); 2] {
+fn keeps_copy(own: &DaemonStatus) -> bool {
+    let of = own.more.get("keeps_copy_of");
+    of.is_some_and(|of| !of.is_null())
+}
+
+/// Whether a replica belongs to no group yet.
+pub(super) fn waits(own: &DaemonStatus) -> bool {
+    own.more.get("waits_to_be_added") == Some(&Value::Bool(true))
+}
+
+/// The attributes of the node: the replica's role, on the leader's node whether the guest is protected, and on that of a spare
+/// replica its id and address, if it waits. A witness that is to keep a warm copy joins until it has that.
+pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes {
     let protected = if own.protected { "yes" } else { "no" };
-    let leads = own.role == "leader";
+    let spare = Some(own).filter(|own| group.is_spare && waits(own));
+    let spare = spare.and_then(|own| group.replica.iter().find(|it| it.id == own.id));
+    let is_warm = group.warm_witness == Warm::Off || keeps_copy(own);
+    let role = match own.role.as_str() {
+        _ if spare.is_some() => "spare",
+        "witness" if !is_warm => "joining",
+        role => role,
+    };
     [
-        ("", Some(&own.role)),
-        ("-protected", leads.then_some(protected)),
+        ("", Some(role.into())),
+        (
+            "-protected",
+            (own.role == "leader").then(|| protected.into()),
+        ),
+        (SPARE, spare.map(|it| format!("{}@{}", it.id, it.address))),
+    ]
+}
+
+/// Those of a node without a replica that answers: its role is this, if it has any.
+pub(super) fn attributes_of_none(role: Option<&str>) -> Attributes {
+    [
+        ("", role.map(str::to_owned)),
+        ("-protected", None),
+        (SPARE, None),
     ]
 }
 

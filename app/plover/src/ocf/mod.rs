@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `start` | starts the replica, waits until it answers, and takes back an earlier `plover drain` |
 //! | `stop` | drains, then ends the replica; refuses while the group would be worse off than with one member less |
-//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node |
+//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node. On the leader's node it has a lost member replaced (`members.rs`) |
 //! | `reload-agent` | nothing: changed parameters count from the next action on |
 //! | `validate-all` | reads the configuration file |
 //! | `meta-data` | describes all this |
@@ -17,9 +17,11 @@
 
 mod action;
 mod judge;
+mod members;
 #[cfg(test)]
 mod tests;
 
+use judge::Attributes;
 use plover_lab::control::Control;
 use plover_node::ReplicaConfig;
 use std::ffi::OsString;
@@ -86,6 +88,8 @@ struct Instance {
     config: ReplicaConfig,
     /// How long the action may take.
     timeout: Duration,
+    /// This node's name, if Pacemaker says it.
+    node: Option<String>,
 }
 
 impl Instance {
@@ -107,6 +111,7 @@ impl Instance {
             file,
             config,
             timeout: timeout.map_or(TIMEOUT, Duration::from_millis),
+            node: variable("OCF_RESKEY_CRM_meta_on_node").and_then(|it| it.into_string().ok()),
         })
     }
 
@@ -116,8 +121,10 @@ impl Instance {
 
     /// Writes attributes of this node, in Pacemaker's memory: `None` empties one. The agent works without them, so nothing
     /// is said if Pacemaker does not take one.
-    fn set_attributes(&self, attributes: &[(&str, Option<&str>)]) {
-        for (name, value) in attributes {
+    fn set_attributes(&self, attributes: &Attributes) {
+        let has_spares = !self.config.group.spare.is_empty();
+        let kept = attributes.iter();
+        for (name, value) in kept.filter(|it| has_spares || it.0 != judge::SPARE) {
             let name = format!("plover-{}{name}", self.config.group.name);
             let mut updater = Command::new("timeout");
             updater.args([ATTRIBUTE_WITHIN_S, "attrd_updater", "--name", &name]);

@@ -4,6 +4,7 @@ use super::{Code, Instance, META_DATA, Outcome, carry_out, judge};
 use judge::Leave;
 use plover_lab::control::Control;
 use plover_lab::status::GroupStatus;
+use plover_node::ReplicaConfig;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -137,14 +138,26 @@ fn a_replica_that_has_given_up_its_guest_is_degraded_until_it_has_a_copy() {
 
 #[test]
 fn the_nodes_attributes_name_the_leader_and_the_guests_protection() {
+    let host = host();
+    let file = host.path().join("shop.toml");
+    let group = || ReplicaConfig::load(&file).unwrap().group;
     let of = |own: Value| {
         let own = serde_json::from_value(own).unwrap();
-        judge::attributes(&own).map(|(_, value)| value.map(str::to_owned))
+        judge::attributes(&own, &group()).map(|(_, value)| value.unwrap_or_default())
     };
-    assert_eq!(of(leader()), [Some("leader".into()), Some("yes".into())]);
+    assert_eq!(of(leader()), ["leader", "yes", ""]);
     let alone = with(leader(), &[("protected", json!(false))]);
-    assert_eq!(of(alone), [Some("leader".into()), Some("no".into())]);
-    assert_eq!(of(witness()), [Some("witness".into()), None]);
+    assert_eq!(of(alone), ["leader", "no", ""]);
+    assert_eq!(of(witness()), ["witness", "", ""]);
+    let cold = || with(witness(), &[("keeps_copy_of", Value::Null)]);
+    assert_eq!(of(cold()), ["joining", "", ""]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let write = |to: &str| std::fs::write(&file, text.replace("me = 0\n", to)).unwrap();
+    write("me = 0\nwarm_witness = \"off\"\n");
+    assert_eq!(of(cold()), ["witness", "", ""]);
+    write("me = 3\nspare = [{ id = 3, address = \"192.0.2.13:7700\" }]\n");
+    let spare = json!({"id": 3, "role": "recovering", "view": "0@r0", "isr": [], "waits_to_be_added": true});
+    assert_eq!(of(spare), ["spare", "", "3@192.0.2.13:7700"]);
 }
 
 #[test]

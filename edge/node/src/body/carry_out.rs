@@ -177,6 +177,7 @@ impl Body {
 
     fn change_role(&mut self, from: Role, to: Role) {
         self.role = to;
+        self.silent_since.clear();
         self.times_deposed += u64::from(to == Role::Deposed);
         if let Some(vm) = &mut self.vm {
             vm.forget_replies();
@@ -341,32 +342,7 @@ impl Body {
             Note::Serving { view } => {
                 tracing::info!(event = "serving", %view, "clients are served from here")
             }
-            Note::Peer {
-                peer: ReplicaId(peer),
-                alive: true,
-            } => {
-                tracing::info!(event = "peer_answers", peer, "replica {peer} answers")
-            }
-            Note::Peer {
-                peer: ReplicaId(peer),
-                alive: false,
-            } if self.relay.has_stopped(ReplicaId(*peer)) => {
-                tracing::info!(
-                    event = "peer_stopped",
-                    peer,
-                    "replica {peer} does not answer any more: it has stopped, as it was told to"
-                )
-            }
-            Note::Peer {
-                peer: ReplicaId(peer),
-                alive: false,
-            } => {
-                tracing::warn!(
-                    event = "peer_silent",
-                    peer,
-                    "replica {peer} does not answer"
-                )
-            }
+            Note::Peer { peer, alive } => self.on_peer(*peer, *alive),
             Note::Wakes { inputs } => tracing::info!(
                 event = "guest_wakes",
                 inputs,

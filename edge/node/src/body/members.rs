@@ -7,6 +7,7 @@ use plover_types::wire::OLDEST_VERSION;
 use plover_types::{ReplicaId, ReplicaSet};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::time::Instant;
 
 impl Body {
     /// Keeps the record, and links to the replicas that it knows.
@@ -23,7 +24,8 @@ impl Body {
                 }
             }
             let asked = self.replica.contacts();
-            let before = ReplicaSet(before.0 | self.config.group.record().known().0);
+            let named = self.config.group.named().map(|peer| ReplicaId(peer.id));
+            let before = ReplicaSet(before.0 | ReplicaSet::of(named).0);
             let is_gone =
                 |id: &ReplicaId| *id != me && !known.contains(*id) && !asked.contains(*id);
             for id in before.iter().filter(is_gone) {
@@ -89,12 +91,48 @@ impl Body {
         Ok(json!({"ok": true, "leader": self.config.group.me}))
     }
 
+    /// A peer answers this leader, or does not answer any more.
+    pub(super) fn on_peer(&mut self, peer: ReplicaId, alive: bool) {
+        let id = peer.0;
+        if alive {
+            self.silent_since.remove(&peer);
+            tracing::info!(event = "peer_answers", peer = id, "replica {id} answers");
+            return;
+        }
+        self.silent_since.entry(peer).or_insert_with(Instant::now);
+        if self.relay.has_stopped(peer) {
+            tracing::info!(
+                event = "peer_stopped",
+                peer = id,
+                "replica {id} does not answer any more: it has stopped, as it was told to"
+            );
+        } else {
+            tracing::warn!(
+                event = "peer_silent",
+                peer = id,
+                "replica {id} does not answer"
+            );
+        }
+    }
+
+    /// How long members have not answered this leader, in seconds.
+    fn silences(&self) -> Value {
+        let members = self.replica.consensus_core().status().members.all();
+        let is_member = |it: &(&ReplicaId, &Instant)| members.contains(*it.0);
+        let silent = self.silent_since.iter().filter(is_member);
+        let silent = silent.filter(|_| self.role == Role::Leader);
+        silent
+            .map(|(id, since)| json!({"id": id.0, "s": since.elapsed().as_secs()}))
+            .collect()
+    }
+
     /// Adds the members, and the change under way, to a status.
     pub(super) fn tell_of_members(&self, status: &mut Value) {
         let record = self.replica.group_record();
         let voters = self.replica.consensus_core().status().members.voters;
         status["voters"] = voters.iter().map(|id| id.0).collect();
         status["left"] = record.left.iter().map(|id| id.0).collect();
+        status["silences"] = self.silences();
         let stale = self.config.group.stale(record);
         // One that asks the replicas of the file for the members cannot know whose are newer.
         status["stale_file"] = stale.filter(|_| self.replica.contacts().is_empty()).into();

@@ -60,10 +60,11 @@ use plover_types::{Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::Instant;
 
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
@@ -176,6 +177,8 @@ struct Body {
     crash_in: Option<plover_syncvm::Phase>,
     crash_at: Option<Area>,
     stops_in_release: bool,
+    /// The peers that do not answer this leader.
+    silent_since: BTreeMap<ReplicaId, Instant>,
     /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
     suspicions: u64,
     times_deposed: u64,

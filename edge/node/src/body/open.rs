@@ -34,7 +34,7 @@ use plover_fabric::BoxedFabric;
 use plover_replica::{Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::choose_accel;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 impl Body {
     pub(super) fn open(
@@ -162,6 +162,7 @@ impl Body {
             crash_in: None,
             crash_at: None,
             stops_in_release: false,
+            silent_since: BTreeMap::new(),
             suspicions: 0,
             times_deposed: 0,
             inputs: 0,

@@ -98,23 +98,33 @@ impl GroupConfig {
     /// The same for the keys of `[group]` alone.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mismatch = |why: String| Err(ConfigError::Mismatch(why));
-        let ids: Vec<u8> = self.replica.iter().map(|r| r.id).collect();
-        let members = ReplicaSet::of(ids.iter().copied().map(ReplicaId));
-        if members.len() != ids.len() || ids.iter().any(|id| *id > 15) {
+        let ids: Vec<u8> = self.named().map(|r| r.id).collect();
+        let named = ReplicaSet::of(ids.iter().copied().map(ReplicaId));
+        if named.len() != ids.len() || ids.iter().any(|id| *id > 15) {
             return mismatch(format!(
-                "[[group.replica]] ids {ids:?} must be distinct and 0 to 15"
+                "the ids {ids:?} of [[group.replica]] and [[group.spare]] must be distinct and 0 to 15"
             ));
         }
-        let addresses: Vec<_> = self.replica.iter().map(|r| r.address).collect();
+        let addresses: Vec<_> = self.named().map(|r| r.address).collect();
         let is_second = |at: &usize| addresses[..*at].contains(&addresses[*at]);
         if let Some(at) = (0..addresses.len()).find(is_second) {
             return mismatch(format!(
-                "[[group.replica]] has the address {} twice: each replica listens at one of its own",
+                "[[group.replica]] and [[group.spare]] have the address {} twice: each replica listens at one of its own",
                 addresses[at]
             ));
         }
+        let members = ReplicaSet::of(self.replica.iter().map(|r| ReplicaId(r.id)));
         if !members.contains(ReplicaId(self.me)) {
-            return mismatch(format!("group.me = {} has no [[group.replica]]", self.me));
+            return mismatch(format!(
+                "group.me = {} has no [[group.replica]] and no [[group.spare]]",
+                self.me
+            ));
+        }
+        if !self.spare.is_empty() && members.len() < 3 {
+            return mismatch(format!(
+                "[[group.spare]] needs a group of three or more, this one has {}: only there a host is replaced",
+                members.len()
+            ));
         }
         if !members.contains(ReplicaId(self.first_leader)) {
             return mismatch(format!(

@@ -42,6 +42,10 @@ pub const KEYS: &[(Effect, &[&str])] = &[
         &[
             "group.hypervisor_timeout_ms",
             "group.warm_mib_per_s",
+            "group.spare",
+            "group.spare.id",
+            "group.spare.address",
+            "group.replace_after_s",
             "guest.secondary_nice",
             "net.uplink",
             "policy.idle_threshold_us",

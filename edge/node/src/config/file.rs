@@ -22,7 +22,8 @@ impl ConfigFile {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let path = &std::path::absolute(path).unwrap_or_else(|_| path.into());
         let text = super::text(path)?;
-        let config: ReplicaConfig = super::parse(path, &text)?;
+        let mut config: ReplicaConfig = super::parse(path, &text)?;
+        config.group.seat();
         config.check()?;
         Ok(Self {
             path: path.clone(),
@@ -45,9 +46,11 @@ impl ConfigFile {
         let path: Vec<&str> = key.split('.').collect();
         set(&mut table, &path, &from.table);
         let config = table.clone().try_into::<ReplicaConfig>();
+        let mut config = config.map_err(|error| error.to_string())?;
+        config.group.seat();
         Ok(Self {
             path: self.path.clone(),
-            config: config.map_err(|error| error.to_string())?,
+            config,
             table,
         })
     }

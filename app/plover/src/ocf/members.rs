@@ -1,0 +1,326 @@
+//! A host that is lost for good is replaced by a spare one.
+//!
+//! ```text
+//!   Pacemaker: a node is lost ─▶ starts the replica of a spare host, which waits ─▶ attribute plover-NAME-spare = ID@ADDRESS
+//!   the leader's monitor: a member is silent for `replace_after_s`, and a spare one waits ─▶ `plover member replace`
+//!   the members are others ─▶ attribute plover-NAME-member = ID, on the nodes of members alone
+//! ```
+//!
+//! Pacemaker knows by the last attribute, which outlives the node, where replicas belong: a host that comes back before it was
+//! replaced gets its replica again, and the spare one ends. One that was replaced gets none.
+//!
+//! Only the leader's agent decides, since only a leader has the majority that a change takes. An order that is given twice, or by
+//! a replica that leads no more, is refused by the group (docs/decisions/0047).
+
+use super::{Instance, judge};
+use anyhow::{Context, Result};
+use plover_lab::control::DaemonStatus;
+use plover_lab::operate::MemberChange;
+use roxmltree::{Document, Node as Element};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+/// A node of the cluster, as its attributes tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Node {
+    pub name: String,
+    /// It is to have no replicas: an operator works on it.
+    pub is_away: bool,
+    /// The member whose host it is.
+    pub member: Option<u8>,
+    /// The replica that waits there to be added, and its address.
+    pub spare: Option<(u8, String)>,
+}
+
+/// The nodes of the cluster in what `cibadmin --query` prints. What a node has forgotten when it is lost, such as a spare
+/// replica, is not in there any more.
+pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
+    let document = Document::parse(cib).context("the answer of cibadmin is not understood")?;
+    let mut nodes: BTreeMap<&str, Node> = BTreeMap::new();
+    let is_node = |it: &Element<'_, '_>| {
+        let of = it.parent().map(|it| it.tag_name().name());
+        matches!(
+            (of, it.tag_name().name()),
+            (Some("nodes"), "node") | (Some("status"), "node_state")
+        )
+    };
+    for element in document.descendants().filter(is_node) {
+        let Some(name) = element.attribute("uname") else {
+            continue;
+        };
+        let node = nodes.entry(name).or_default();
+        node.name = name.into();
+        let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
+        // The utilization of a node is in other elements.
+        let pairs = pairs.filter(|it| {
+            let parent = it.parent();
+            parent.is_some_and(|it| it.has_tag_name("instance_attributes"))
+        });
+        for pair in pairs {
+            let (Some(key), Some(value)) = (pair.attribute("name"), pair.attribute("value")) else {
+                continue;
+            };
+            let is_yes = matches!(value, "on" | "true" | "yes" | "1");
+            let own = key.strip_prefix("plover-");
+            match own.and_then(|it| it.strip_prefix(guest)) {
+                Some("-member") => node.member = value.parse().ok(),
+                Some("-spare") => node.spare = spare(value),
+                _ => node.is_away |= is_yes && matches!(key, "standby" | "maintenance"),
+            }
+        }
+    }
+    Ok(nodes.into_values().collect())
+}
+
+/// `ID@ADDRESS`.
+fn spare(value: &str) -> Option<(u8, String)> {
+    let (id, address) = value.split_once('@')?;
+    Some((id.parse().ok()?, address.into()))
+}
+
+/// The members, as a leader's status tells.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Told {
+    voters: Vec<u8>,
+    left: Vec<u8>,
+    change: Option<Change>,
+    silences: Vec<Silence>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Change {
+    add: Option<u8>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Silence {
+    id: u8,
+    s: u64,
+}
+
+impl Told {
+    fn of(own: &DaemonStatus) -> Self {
+        let told = Value::Object(own.more.clone());
+        serde_json::from_value(told).unwrap_or_default()
+    }
+}
+
+/// The change of the members that a leader is to be ordered now, if any, in a group that has `size` of them.
+pub(super) fn next(
+    own: &DaemonStatus,
+    nodes: &[Node],
+    size: usize,
+    after_s: u64,
+) -> Option<MemberChange> {
+    let told = Told::of(own);
+    let is_lost = |id: u8| {
+        let mut silent = told.silences.iter();
+        after_s > 0 && silent.any(|it| it.id == id && it.s >= after_s)
+    };
+    if let Some(change) = &told.change {
+        // The new host is lost, too: another one can be added then.
+        let lost = change.add.filter(|id| is_lost(*id));
+        return lost.map(|id| MemberChange {
+            add: None,
+            remove: Some(id),
+        });
+    }
+    let is_away = |id: u8| nodes.iter().any(|it| it.member == Some(id) && it.is_away);
+    let lost = told.voters.iter().copied();
+    let lost = lost.filter(|id| *id != own.id).find(|id| is_lost(*id));
+    let is_short = told.voters.len() < size;
+    let remove = lost.filter(|id| !is_short && !is_away(*id));
+    let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
+    let mut waiting = nodes.iter().filter_map(|it| it.spare.as_ref());
+    let add = waiting.find(|(id, _)| is_new(*id)).cloned();
+    (add.is_some() && (is_short && after_s > 0 || remove.is_some()))
+        .then_some(MemberChange { add, remove })
+}
+
+/// Whether a replica is a member, or becomes one: its host is the one where Pacemaker is to run it.
+fn belongs(own: &DaemonStatus) -> bool {
+    let told = Told::of(own);
+    let joins = told.change.is_some_and(|change| change.add == Some(own.id));
+    joins || own.role != "recovering" && told.voters.contains(&own.id)
+}
+
+impl Instance {
+    /// Keeps the attributes of members, and has the group replace one that is lost. All of it is tried again at the next
+    /// monitor, so nothing is done if the cluster does not answer.
+    pub(super) fn look_after_members(&self, own: &DaemonStatus) {
+        if self.config.group.spare.is_empty() || judge::waits(own) {
+            return;
+        }
+        if let Err(error) = self.keep_members(own) {
+            // Pacemaker writes it into its log.
+            eprintln!("the members of the group are not looked after: {error:#}");
+        }
+    }
+
+    fn keep_members(&self, own: &DaemonStatus) -> Result<()> {
+        let group = &self.config.group;
+        let nodes = nodes(&self.cluster(&["cibadmin", "--query"])?, &group.name)?;
+        let here = self.node.as_deref();
+        if let Some(here) = here.filter(|_| belongs(own)) {
+            let is_told = |it: &Node| it.name == here && it.member == Some(own.id);
+            if !nodes.iter().any(is_told) {
+                let id = own.id.to_string();
+                self.write_member(here, &["--update", &id])?;
+            }
+        }
+        if own.role != "leader" {
+            return Ok(());
+        }
+        let left = Told::of(own).left;
+        let has_left = |it: &&Node| it.member.is_some_and(|id| left.contains(&id));
+        for node in nodes.iter().filter(has_left) {
+            self.write_member(&node.name, &["--delete"])?;
+        }
+        let size = group.replica.len();
+        if let Some(change) = next(own, &nodes, size, group.replace_after_s) {
+            let asked = self.control().request(&change.request());
+            asked.context("the order to change the members was not taken")?;
+        }
+        Ok(())
+    }
+
+    fn write_member(&self, node: &str, words: &[&str]) -> Result<()> {
+        let name = format!("plover-{}-member", self.config.group.name);
+        let begin = ["crm_attribute", "--node", node, "--name", &name];
+        let end = ["--lifetime", "forever"];
+        self.cluster(&[&begin, words, &end].concat()).map(drop)
+    }
+
+    /// Runs a program of the cluster for a few seconds at most, and returns its output.
+    fn cluster(&self, words: &[&str]) -> Result<String> {
+        let mut command = Command::new("timeout");
+        command.arg(super::ATTRIBUTE_WITHIN_S).args(words);
+        let ended = command.stdin(Stdio::null()).output();
+        let ended = ended.with_context(|| format!("cannot run {}", words[0]))?;
+        anyhow::ensure!(
+            ended.status.success(),
+            "{}: {}: {}",
+            words[0],
+            ended.status,
+            String::from_utf8_lossy(&ended.stderr).trim()
+        );
+        Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// As cibadmin of Pacemaker 2.1.5 prints it, shortened.
+    const CIB: &str = r#"<cib><configuration>
+        <nodes>
+          <node id="1" uname="alpha"><instance_attributes id="nodes-1">
+            <nvpair id="a" name="plover-shop-member" value="0"/><nvpair id="b" name="standby" value="on"/>
+            <nvpair id="c" name="plover-shop-2-member" value="7"/></instance_attributes></node>
+          <node id="2" uname="beta"><instance_attributes id="nodes-2">
+            <nvpair id="d" name="plover-shop-member" value="1"/><nvpair id="e" name="standby" value="off"/></instance_attributes>
+            <utilization id="u"><nvpair id="f" name="standby" value="1"/></utilization></node>
+          <node id="3" uname="gamma"/>
+        </nodes></configuration>
+        <status>
+          <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
+            <nvpair id="g" name="plover-shop" value="spare"/><nvpair id="h" name="plover-shop-spare" value="3@192.0.2.13:7700"/>
+          </instance_attributes></transient_attributes>
+          <lrm id="3"><lrm_resources/></lrm></node_state>
+        </status></cib>"#;
+
+    fn node(name: &str, member: Option<u8>, spare: Option<u8>) -> Node {
+        Node {
+            name: name.into(),
+            is_away: false,
+            member,
+            spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
+        }
+    }
+
+    #[test]
+    fn members_and_spare_replicas_are_found_in_the_cluster() {
+        let mut alpha = node("alpha", Some(0), None);
+        alpha.is_away = true;
+        let all = [
+            alpha,
+            node("beta", Some(1), None),
+            node("gamma", None, Some(3)),
+        ];
+        assert_eq!(nodes(CIB, "shop").unwrap(), all);
+        assert_eq!(nodes(CIB, "shop-2").unwrap()[0].member, Some(7));
+        assert!(nodes("<cib>", "shop").is_err());
+    }
+
+    /// The order that the leader 1 of members 0, 1 and 2 gets, with these fields in its status.
+    fn ordered(fields: Value, nodes: &[Node]) -> Option<(Option<u8>, Option<u8>)> {
+        let mut own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1, 2], "voters": [0, 1, 2], "left": []});
+        for (key, value) in fields.as_object().unwrap() {
+            own[key] = value.clone();
+        }
+        let own = serde_json::from_value(own).unwrap();
+        let change = next(&own, nodes, 3, 600)?;
+        Some((change.add.map(|(id, _)| id), change.remove))
+    }
+
+    #[test]
+    fn a_member_that_is_silent_for_long_is_replaced_by_a_replica_that_waits() {
+        let members = [
+            node("alpha", Some(0), None),
+            node("beta", Some(1), None),
+            node("gamma", Some(2), None),
+        ];
+        let spare = [&members[..], &[node("delta", None, Some(3))]].concat();
+        let silent = |s: u64| json!({"silences": [{"id": 0, "s": s}]});
+        assert_eq!(ordered(json!({}), &spare), None, "all answer");
+        assert_eq!(ordered(silent(599), &spare), None);
+        assert_eq!(ordered(silent(600), &spare), Some((Some(3), Some(0))));
+        assert_eq!(ordered(silent(600), &members), None, "nobody waits");
+        let mut standby = spare.clone();
+        standby[0].is_away = true;
+        assert_eq!(
+            ordered(silent(9000), &standby),
+            None,
+            "an operator works on it"
+        );
+        let used = json!({"silences": [{"id": 0, "s": 600}], "left": [3]});
+        assert_eq!(ordered(used, &spare), None, "3 was a member once");
+    }
+
+    #[test]
+    fn a_new_host_that_is_lost_gives_way_to_the_next() {
+        let delta = [node("delta", None, Some(3))];
+        let epsilon = [node("epsilon", None, Some(4))];
+        let change = json!({"add": 3, "remove": 0, "words": "", "step": null});
+        let under_way = |s: u64| {
+            let silences = json!([{"id": 0, "s": 900}, {"id": 3, "s": s}]);
+            json!({"change": change, "silences": silences})
+        };
+        assert_eq!(ordered(under_way(30), &epsilon), None);
+        assert_eq!(ordered(under_way(600), &epsilon), Some((None, Some(3))));
+        let short = json!({"voters": [1, 2], "left": [0, 3]});
+        assert_eq!(ordered(short.clone(), &epsilon), Some((Some(4), None)));
+        assert_eq!(ordered(short.clone(), &delta), None);
+        let own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1], "voters": [1, 2], "left": [0, 3]});
+        let own = serde_json::from_value(own).unwrap();
+        assert!(next(&own, &epsilon, 3, 0).is_none(), "never by itself");
+    }
+
+    #[test]
+    fn the_host_of_a_member_is_where_it_belongs() {
+        let belongs = |own: Value| belongs(&serde_json::from_value(own).unwrap());
+        let own = |role: &str, voters: &[u8], add: Option<u8>| {
+            let change = add.map(|add| json!({"add": add, "remove": 0}));
+            json!({"id": 3, "role": role, "view": "1@r1", "isr": [], "voters": voters, "change": change})
+        };
+        assert!(belongs(own("witness", &[1, 2, 3], None)));
+        assert!(!belongs(own("recovering", &[0, 1, 3], None)), "by its file");
+        assert!(belongs(own("recovering", &[0, 1, 2], Some(3))));
+        assert!(!belongs(own("witness", &[0, 1, 2], Some(4))));
+    }
+}
