@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// The names of the nodes, by the replicas' ids.
-pub const NODES: [&str; 3] = ["alpha", "beta", "gamma"];
+pub const NODES: [&str; 5] = ["alpha", "beta", "gamma", "delta", "epsilon"];
 
 /// Makes a host: `$DIR` is its folder, `$1` its name, `$2` the folder of agents, `$3` the replica's configuration, `$4` the
 /// name that it has in `/etc/plover`. Its last step is to wait for what it has started.
@@ -157,6 +157,24 @@ impl Cluster {
             lost.wait()?;
         }
         host.keeper = Some(command.spawn().context("cannot run unshare")?);
+        Ok(())
+    }
+
+    /// Writes something else into the guest's file on all hosts, also on those that are lost.
+    pub fn configure(&self, from: &str, to: &str) -> Result<()> {
+        for host in &self.hosts {
+            let text = std::fs::read_to_string(&host.config)?;
+            ensure!(
+                text.contains(from),
+                "{from} is not in {}",
+                host.config.display()
+            );
+            std::fs::write(&host.config, text.replace(from, to))?;
+            let lab = host.config.to_string_lossy();
+            let own = format!("/etc/plover/{}.toml", self.guest);
+            // A host that is lost reads it when it comes back.
+            let _ = self.run(host.id, &["cp", &lab, &own]);
+        }
         Ok(())
     }
 

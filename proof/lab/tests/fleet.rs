@@ -1,5 +1,6 @@
-//! A guest that Pacemaker places, under load: its hosts are drained and lost, and the engine itself is killed. Every acknowledged
-//! write is there in the end, no connection was reset, and one replica sends at a time (`prove`).
+//! A guest that Pacemaker places on three of five hosts, under load: its hosts are drained, lost and replaced, and the engine
+//! itself is killed. Every acknowledged write is there in the end, no connection was reset, and one replica sends at a time
+//! (`prove`).
 //!
 //! It takes some minutes, and needs the packages pacemaker, corosync, crmsh and pacemaker-cli-utils:
 //! `cargo test --release -p plover-lab-proof fleet:: -- --ignored --nocapture`
@@ -13,13 +14,17 @@ use plover_lab_proof::cluster::{Cluster, NODES};
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{overlay, program, prove};
 
+const ONLINE: &str = "Online: [ alpha beta delta epsilon gamma ]";
+
 /// What the first replica that answers says of its group. The lab itself knows only the processes that it has started.
 fn group(lab: &Experiment) -> Result<GroupStatus> {
-    let mut answers = lab
+    let answers = lab
         .lab()
         .ids()
         .map(|id| GroupStatus::ask(&lab.lab().control(id)));
-    answers.find_map(Result::ok).context("no replica answers")
+    // A spare replica knows of itself alone.
+    let mut answers = answers.flatten().filter(|it| it.leader().is_some());
+    answers.next().context("no replica knows a leader")
 }
 
 fn with_role(lab: &Experiment, role: &str) -> Result<u8> {
@@ -92,18 +97,22 @@ fn was_protected(lab: &mut Experiment, since_us: u64) -> Result<()> {
 #[ignore = "takes minutes, and needs packages: the command is at the head of this file"]
 fn pacemaker_places_and_plover_elects() {
     // The cluster's daemons start on all hosts at once, and keep the machine busy for seconds.
-    let patient = overlay("[group]\ntimeout_ms = 1000\ntimeout_min_ms = 1000\n");
+    let patient = overlay(
+        "[group]\ntimeout_ms = 1000\ntimeout_min_ms = 1000\nhypervisor_timeout_ms = 2000\nreplace_after_s = 0\n",
+    );
     let options = Options {
+        spare: 2,
         overlay: Some(patient.to_path_buf()),
         ..Options::default()
     };
     prove("t-fleet", options, |lab| {
         let mut cluster = Cluster::start(lab.lab())?;
-        wait_for_words(lab, &cluster, 0, &["Online: [ alpha beta gamma ]"])?;
+        wait_for_words(lab, &cluster, 0, &[ONLINE])?;
         adopted(lab, &cluster)?;
         a_host_is_drained(lab, &cluster)?;
         all_hosts_are_upgraded(lab, &cluster)?;
         a_host_is_lost(lab, &mut cluster)?;
+        lost_hosts_are_replaced(lab, &mut cluster)?;
         the_engine_is_killed(lab, &cluster)?;
         a_replica_hangs(lab, &cluster)
     });
@@ -173,10 +182,10 @@ fn a_host_is_drained(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
     );
     cluster.run(elsewhere, &["crm", "node", "online", node])?;
     wait_until_whole(lab)?;
-    let is_drained = group(lab)?
-        .replica(leader)
-        .is_some_and(|it| it.is_drained());
-    ensure!(!is_drained, "the host takes roles again");
+    lab.wait("the host takes roles again", |lab| {
+        let group = group(lab)?;
+        Ok(group.replica(leader).is_some_and(|it| !it.is_drained()))
+    })?;
     was_protected(lab, since)
 }
 
@@ -228,7 +237,7 @@ fn all_hosts_are_upgraded(lab: &mut Experiment, cluster: &Cluster) -> Result<()>
         "{error}"
     );
     lab.progress().say(&error);
-    wait_for_words(lab, cluster, 0, &["Online: [ alpha beta gamma ]"])?;
+    wait_for_words(lab, cluster, 0, &[ONLINE])?;
     wait_until_whole(lab)
 }
 
@@ -246,12 +255,68 @@ fn a_host_is_lost(lab: &mut Experiment, cluster: &mut Cluster) -> Result<()> {
     wait_for_words(lab, cluster, leader, &["Started: [ alpha beta gamma ]"])
 }
 
-/// Of two hosts, so that the third one has no quorum: it must stop nothing.
+/// The leader's host is lost, and another one while its replacement is under way. Both are replaced by spare hosts, and the one
+/// that comes back gets no replica.
+fn lost_hosts_are_replaced(lab: &mut Experiment, cluster: &mut Cluster) -> Result<()> {
+    wait_until_whole(lab)?;
+    cluster.configure("replace_after_s = 0", "replace_after_s = 5")?;
+    let lost = with_role(lab, "leader")?;
+    let since = lab.lab().fault(Fault::Kill, lost)?;
+    lab.wait_for_failover(lost, since)?;
+    wait_until_replaced(lab, lost)?;
+    report_gap(lab, "the leader's host is replaced", since)?;
+    let at = with_role(lab, "leader")?;
+    say(lab, at, cluster, &["crm_mon", "-1", "-A"])?;
+    let next = with_role(lab, "secondary")?;
+    let since = lab.lab().fault(Fault::Kill, next)?;
+    wait_until_replaced(lab, next)?;
+    report_gap(lab, "the secondary's host is replaced", since)?;
+
+    let left = with_role(lab, "leader")?;
+    cluster.start_host(lost)?;
+    let node = NODES[usize::from(lost)];
+    lab.wait(&format!("{node} is back"), |_| {
+        let said = cluster.run(left, &["crm_mon", "-1"]).unwrap_or_default();
+        let online = said.lines().find(|line| line.contains(" Online: ["));
+        Ok(online.is_some_and(|it| it.contains(node)))
+    })?;
+    let said = say(lab, left, cluster, &["crm_simulate", "-L", "-S"])?;
+    let moves = ["Start ", "Stop ", "Move ", "Restart "];
+    ensure!(
+        !moves.iter().any(|it| said.contains(it)),
+        "the host that was replaced is to have a replica"
+    );
+    ensure!(lab.lab().control(lost).status().is_err());
+    cluster.configure("replace_after_s = 5", "replace_after_s = 0")?;
+    wait_until_whole(lab)
+}
+
+/// Waits until a replica has left the group and the guest has as many members as before.
+fn wait_until_replaced(lab: &mut Experiment, id: u8) -> Result<()> {
+    lab.wait(&format!("replica {id} is replaced"), |lab| {
+        let Ok(group) = group(lab) else {
+            return Ok(false);
+        };
+        let leader = group.leader().map(|it| it.more.clone());
+        let leader = leader.unwrap_or_default();
+        let has_left = leader["left"]
+            .as_array()
+            .is_some_and(|it| it.contains(&id.into()));
+        Ok(has_left && leader["voters"].as_array().map(Vec::len) == Some(3))
+    })?;
+    wait_until_whole(lab)
+}
+
+/// Of two of the four hosts that are left, so that these have no quorum: they must stop nothing.
 fn the_engine_is_killed(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
     wait_until_whole(lab)?;
-    let before = [pid(lab, 0)?, pid(lab, 1)?, pid(lab, 2)?];
     let left = with_role(lab, "leader")?;
     let killed = [with_role(lab, "secondary")?, with_role(lab, "witness")?];
+    let pids = |lab: &Experiment| -> Result<Vec<u32>> {
+        let all = killed.into_iter().chain([left]);
+        all.map(|id| pid(lab, id)).collect()
+    };
+    let before = pids(lab)?;
     for id in killed {
         cluster.kill_engine(id)?;
     }
@@ -266,16 +331,12 @@ fn the_engine_is_killed(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
     for id in killed {
         cluster.restart_engine(id)?;
     }
-    wait_for_words(
-        lab,
-        cluster,
-        left,
-        &["partition with quorum", "Started: [ alpha beta gamma ]"],
-    )?;
-    ensure!(
-        before == [pid(lab, 0)?, pid(lab, 1)?, pid(lab, 2)?],
-        "a replica was started again"
-    );
+    let mut started = killed.map(|id| NODES[usize::from(id)]).to_vec();
+    started.push(NODES[usize::from(left)]);
+    started.sort_unstable();
+    let started = format!("Started: [ {} ]", started.join(" "));
+    wait_for_words(lab, cluster, left, &["partition with quorum", &started])?;
+    ensure!(before == pids(lab)?, "a replica was started again");
     ensure!(with_role(lab, "leader")? == left, "the lead has moved");
     wait_until_whole(lab)
 }
