@@ -188,6 +188,7 @@ impl GroupStatus {
         let version = self
             .replicas
             .iter()
+            .filter(|replica| !replica.says("waits_to_be_added"))
             .filter_map(versions)
             .max_by_key(newest)?;
         let waits_for = version["waits_for"].as_array()?.iter();

@@ -53,8 +53,9 @@ impl Cib {
     /// The cluster's answer is not understood.
     pub fn plan(&self, wanted: &Elements, guests: &[Guest]) -> Result<Plan> {
         let xml = format!(
-            "<configuration><resources>{}</resources><constraints>{}</constraints></configuration>",
-            wanted.resources, wanted.constraints
+            "<configuration>{}{}</configuration>",
+            tagged("resources", &wanted.resources),
+            tagged("constraints", &wanted.constraints),
         );
         let live = Document::parse(&self.0).context("the answer of cibadmin is not understood")?;
         let document = Document::parse(&xml).context("a guest's name cannot be written as XML")?;
@@ -62,10 +63,7 @@ impl Cib {
             live.descendants()
                 .find(|node| node.attribute("id") == Some(id))
         };
-        let mut plan = Plan {
-            wanted: xml.clone(),
-            ..Plan::default()
-        };
+        let mut plan = Plan::default();
         for guest in guests {
             let clone = format!("{}-clone", guest.name);
             let is_own = |node: &Node<'_, '_>| match node.tag_name().name() {
@@ -92,12 +90,42 @@ impl Cib {
                 plan.members.push((member.node.clone(), key, member.id));
             }
         }
+        plan.wanted = format!(
+            "<configuration><nodes>{}</nodes>{}{}</configuration>",
+            nodes_of_members(&live, &plan.members),
+            tagged("resources", &wanted.resources),
+            tagged("constraints", &wanted.constraints),
+        );
         plan.others = guests_of(&live)
             .filter(|name| !plan.guests.contains_key(*name))
             .map(str::to_owned)
             .collect();
         Ok(plan)
     }
+}
+
+fn tagged(tag: &str, content: &str) -> String {
+    format!("<{tag}>{content}</{tag}>")
+}
+
+/// The nodes with the attributes of members, as `crm_attribute` would write them. A node that the cluster has never seen has no
+/// number yet, and its agent writes the attribute.
+fn nodes_of_members(live: &Document<'_>, members: &[(String, String, u8)]) -> String {
+    let nodes = live.descendants().filter(|it| it.has_tag_name("node"));
+    let nodes = nodes.filter_map(|it| Some((it.attribute("id")?, it.attribute("uname")?)));
+    let one = |(number, name): (&str, &str)| {
+        let own = members.iter().filter(|it| it.0 == name);
+        let pairs = own.map(|(_, key, id)| {
+            format!("<nvpair id=\"nodes-{number}-{key}\" name=\"{key}\" value=\"{id}\"/>")
+        });
+        let set = format!(
+            "<instance_attributes id=\"nodes-{number}\">{}</instance_attributes>",
+            pairs.collect::<String>()
+        );
+        format!("<node id=\"{number}\" uname=\"{name}\">{set}</node>")
+    };
+    let has_some = |it: &(&str, &str)| members.iter().any(|member| member.0 == it.1);
+    nodes.filter(has_some).map(one).collect()
 }
 
 /// The guests that the cluster has.
@@ -203,17 +231,12 @@ impl Plan {
             std::fs::write(file, &live.0)
                 .with_context(|| format!("cannot write {}", file.display()))?;
         }
-        on_copy(
-            &after,
-            &[
-                "--modify",
-                "--allow-create",
-                "--scope",
-                "configuration",
-                "--xml-text",
-                &self.wanted,
-            ],
-        )?;
+        // In a file: many guests are more than an argument may hold.
+        let wanted = files.path().join("wanted.xml");
+        std::fs::write(&wanted, &self.wanted).context("cannot write what is wanted")?;
+        let wanted = wanted.to_string_lossy();
+        let modify = ["--modify", "--allow-create", "--scope", "configuration"];
+        on_copy(&after, &[&modify[..], &["--xml-file", &wanted]].concat())?;
         for place in &self.stale {
             on_copy(
                 &after,
@@ -223,12 +246,6 @@ impl Plan {
                     &format!("<rsc_location id=\"{place}\"/>"),
                 ],
             )?;
-        }
-        for (node, key, id) in &self.members {
-            let id = id.to_string();
-            let words = ["--node", node, "--name", key, "--update", &id];
-            let mut command = Command::new("crm_attribute");
-            run_tool(command.env("CIB_file", &after).args(words), 0)?;
         }
         let [before, after] = [&before, &after].map(|file| file.to_string_lossy().into_owned());
         // It ends with 1 if the two differ.

@@ -1,0 +1,476 @@
+//! Many guests on many hosts, which are lost at random, by rack, and upgraded. Pacemaker's own scheduler places replicas, with the
+//! rules of `plover fleet apply`; how long a group takes for what it does then are times that were measured (`guest.rs`).
+//!
+//! ```text
+//!   losses, upgrades ──▶ pacemaker.rs: crm_simulate on a file ──▶ where replicas run ──▶ guest.rs: who leads, who is copied
+//!                              ▲                                        │
+//!                              └── attributes of replaced members ◀─────┴──▶ rules that must hold after each step
+//! ```
+//!
+//! After each step: a member whose host is there runs; a spare replica runs only while a member is missing; and Pacemaker has
+//! stopped no replica on a host that is there, but spare ones.
+
+mod guest;
+mod pacemaker;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use guest::{Guest, Sums};
+use pacemaker::{GuestFile, Pacemaker, Place, host_name};
+use plover_types::SplitMix64;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::path::PathBuf;
+
+/// Simulates a fleet of guests, and prints how available and protected they were.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The number of guests.
+    #[arg(long, default_value_t = 200)]
+    guests: usize,
+    /// The number of hosts, in racks of equal size.
+    #[arg(long, default_value_t = 20)]
+    hosts: usize,
+    /// The number of racks. Each member and spare host of a guest is in another one, if there are enough.
+    #[arg(long, default_value_t = 5)]
+    racks: usize,
+    /// Spare hosts of each guest.
+    #[arg(long, default_value_t = 2)]
+    spares: usize,
+    /// The memory of each guest, in MiB.
+    #[arg(long, default_value_t = 4096)]
+    mem_mib: u64,
+    /// How long to simulate.
+    #[arg(long, default_value_t = 90)]
+    days: u64,
+    /// Days between two losses of one host, on average: 7 of 10 are back after 5 minutes, the others after a day.
+    #[arg(long, default_value_t = 60)]
+    host_days: u64,
+    /// Days between two losses of one rack, on average. It is back after half an hour.
+    #[arg(long, default_value_t = 180)]
+    rack_days: u64,
+    /// Days between two upgrades of all hosts, each of which takes 5 minutes.
+    #[arg(long, default_value_t = 30)]
+    upgrade_days: u64,
+    /// `group.replace_after_s`; 0: no host is replaced.
+    #[arg(long, default_value_t = 600)]
+    replace_after_s: u64,
+    /// Of all chance.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The program whose rules are used.
+    #[arg(long, default_value = "target/release/plover")]
+    plover: PathBuf,
+}
+
+const DAY_S: f64 = 86_400.0;
+const REBOOT_S: f64 = 300.0;
+const RACK_S: f64 = 1800.0;
+
+/// An upgrade looks again after so long whether all guests are well.
+const LOOK_AGAIN_S: f64 = 60.0;
+
+/// The agents look every 10 s.
+const MONITOR_S: u64 = 10;
+
+/// Of high availability by restart on shared storage, for comparison: from a host's loss until its guests are up elsewhere.
+const RESTART_S: f64 = 120.0;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Lost {
+        hosts: Vec<usize>,
+        back_after_s: u64,
+    },
+    Back(Vec<usize>),
+    Upgrade(usize),
+    Upgraded(usize),
+    Replace {
+        guest: usize,
+        old: u8,
+        host: usize,
+    },
+    Copied(usize),
+}
+
+/// Events in the order of their times, in ms.
+type Queue = BinaryHeap<Reverse<(u64, Event)>>;
+
+struct World {
+    options: Options,
+    random: SplitMix64,
+    pacemaker: Pacemaker,
+    guests: Vec<Guest>,
+    /// By host: how many losses keep it down.
+    down: Vec<u32>,
+    standby: Option<usize>,
+    running: BTreeSet<Place>,
+    queue: Queue,
+    now_s: f64,
+    /// Where guests run that are restarted by a cluster, and how long they were away.
+    restarted: Vec<usize>,
+    restart_s: f64,
+    losses: usize,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    ensure!(
+        options.hosts % options.racks == 0 && options.racks >= 3,
+        "--hosts must be a multiple of --racks, and there must be 3 racks or more"
+    );
+    ensure!(
+        3 + options.spares <= options.racks,
+        "--spares: a guest needs {} racks, and there are {}",
+        3 + options.spares,
+        options.racks
+    );
+    let mut world = World::new(options)?;
+    world.run()?;
+    world.report();
+    Ok(())
+}
+
+impl World {
+    fn new(options: Options) -> Result<Self> {
+        let mut random = SplitMix64::new(options.seed);
+        let a_rack = options.hosts / options.racks;
+        let places: Vec<Vec<usize>> = (0..options.guests)
+            .map(|_| {
+                let mut racks: Vec<usize> = (0..options.racks).collect();
+                for at in (1..racks.len()).rev() {
+                    racks.swap(at, random.range(0, at as u64) as usize);
+                }
+                let host =
+                    |rack: usize| rack * a_rack + random.range(0, a_rack as u64 - 1) as usize;
+                racks
+                    .into_iter()
+                    .take(3 + options.spares)
+                    .map(host)
+                    .collect()
+            })
+            .collect();
+        let files: Vec<GuestFile<'_>> = places
+            .iter()
+            .map(|it| GuestFile {
+                members: &it[..3],
+                spares: &it[3..],
+                mem_mib: options.mem_mib,
+            })
+            .collect();
+        let pacemaker = Pacemaker::new(&options.plover, options.hosts, &files)?;
+        let running = pacemaker.running()?;
+        let guests = places
+            .iter()
+            .map(|it| Guest::new(&it[..3], &it[3..], options.mem_mib as f64));
+        let mut world = Self {
+            random,
+            pacemaker,
+            guests: guests.collect(),
+            down: vec![0; options.hosts],
+            standby: None,
+            running,
+            queue: Queue::new(),
+            now_s: 0.0,
+            restarted: places.iter().map(|it| it[0]).collect(),
+            restart_s: 0.0,
+            losses: 0,
+            options,
+        };
+        world.check(&BTreeSet::new())?;
+        for host in 0..world.options.hosts {
+            world.plan_loss(vec![host]);
+        }
+        for rack in 0..world.options.racks {
+            world.plan_loss((rack * a_rack..(rack + 1) * a_rack).collect());
+        }
+        world.after(world.options.upgrade_days as f64 * DAY_S, Event::Upgrade(0));
+        Ok(world)
+    }
+
+    fn after(&mut self, s: f64, event: Event) {
+        let at = ((self.now_s + s) * 1000.0) as u64;
+        self.queue.push(Reverse((at, event)));
+    }
+
+    /// Draws when these hosts are lost next: exponentially, as if each moment were as likely.
+    fn plan_loss(&mut self, hosts: Vec<usize>) {
+        let is_rack = hosts.len() > 1;
+        let days = if is_rack {
+            self.options.rack_days
+        } else {
+            self.options.host_days
+        };
+        let chance = (self.random.range(1, 1 << 32) as f64) / (1u64 << 32) as f64;
+        let in_s = -chance.ln() * days as f64 * DAY_S;
+        let back_after_s = match (is_rack, self.random.range(1, 10)) {
+            (true, _) => RACK_S,
+            (false, 1..=7) => REBOOT_S,
+            _ => DAY_S,
+        };
+        let back_after_s = back_after_s as u64;
+        self.after(
+            in_s,
+            Event::Lost {
+                hosts,
+                back_after_s,
+            },
+        );
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let end_s = self.options.days as f64 * DAY_S;
+        while let Some(Reverse((at, event))) = self.queue.pop() {
+            let at_s = at as f64 / 1000.0;
+            if at_s > end_s {
+                break;
+            }
+            self.now_s = at_s;
+            let words = format!("day {:.2}, {event:?}", at_s / DAY_S);
+            self.step(event).with_context(|| words)?;
+        }
+        self.guests.iter_mut().for_each(|guest| guest.end(end_s));
+        Ok(())
+    }
+
+    fn step(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Lost {
+                hosts,
+                back_after_s,
+            } => {
+                self.losses += 1;
+                let gone: Vec<usize> = hosts
+                    .iter()
+                    .copied()
+                    .filter(|it| self.down[*it] == 0)
+                    .collect();
+                hosts.iter().for_each(|it| self.down[*it] += 1);
+                self.plan_loss(hosts.clone());
+                self.after(back_after_s as f64, Event::Back(hosts));
+                self.restart_guests(&gone);
+                // The groups know of it before Pacemaker does.
+                self.look_at_guests(false);
+                self.settle("--node-down", &gone, false)?;
+                for host in gone {
+                    self.expect_replacements(host);
+                }
+                Ok(())
+            }
+            Event::Back(hosts) => {
+                hosts.iter().for_each(|it| self.down[*it] -= 1);
+                let back: Vec<usize> = hosts.into_iter().filter(|it| self.down[*it] == 0).collect();
+                self.settle("--node-up", &back, false)
+            }
+            Event::Upgrade(host) => {
+                let is_well =
+                    self.down.iter().all(|it| *it == 0) && self.guests.iter().all(Guest::is_whole);
+                if !is_well {
+                    self.after(LOOK_AGAIN_S, Event::Upgrade(host));
+                    return Ok(());
+                }
+                self.standby = Some(host);
+                self.after(REBOOT_S, Event::Upgraded(host));
+                let before = self.running.clone();
+                self.pacemaker.standby(host, true)?;
+                self.take_places(&before, true)
+            }
+            Event::Upgraded(host) => {
+                self.standby = None;
+                let before = self.running.clone();
+                self.pacemaker.standby(host, false)?;
+                self.take_places(&before, false)?;
+                match host + 1 {
+                    next if next < self.options.hosts => self.after(0.0, Event::Upgrade(next)),
+                    _ => self.after(self.options.upgrade_days as f64 * DAY_S, Event::Upgrade(0)),
+                }
+                Ok(())
+            }
+            Event::Replace { guest, old, host } => self.replace(guest, old, host),
+            Event::Copied(guest) => {
+                self.guests[guest].take_copy(self.now_s);
+                self.look_at(guest, false);
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells Pacemaker that hosts are gone or back.
+    fn settle(&mut self, event: &str, hosts: &[usize], planned: bool) -> Result<()> {
+        let before = self.running.clone();
+        let events = hosts
+            .iter()
+            .map(|host| format!("{event}={}", host_name(*host)));
+        self.pacemaker.settle(&events.collect::<Vec<_>>())?;
+        self.take_places(&before, planned)
+    }
+
+    fn take_places(&mut self, before: &BTreeSet<Place>, planned: bool) -> Result<()> {
+        self.running = self.pacemaker.running()?;
+        self.check(before)?;
+        self.look_at_guests(planned);
+        Ok(())
+    }
+
+    fn is_there(&self, host: usize) -> bool {
+        self.down[host] == 0 && self.standby != Some(host)
+    }
+
+    /// The rules that hold after each step.
+    fn check(&self, before: &BTreeSet<Place>) -> Result<()> {
+        for (number, guest) in self.guests.iter().enumerate() {
+            let runs = |host: usize| self.running.contains(&(number, host));
+            let mut is_missing = false;
+            for member in &guest.members {
+                let is_there = self.is_there(member.host);
+                is_missing |= !is_there;
+                ensure!(
+                    runs(member.host) || !is_there,
+                    "guest {number}: its member on host {} does not run: {guest:?}",
+                    member.host
+                );
+            }
+            let mut spares =
+                (0..self.options.hosts).filter(|host| guest.member_at(*host).is_none());
+            let has_spare = spares.clone().any(runs);
+            ensure!(
+                is_missing || !has_spare,
+                "guest {number}: a spare replica runs for nothing"
+            );
+            let may_help = |host: usize| self.is_there(host) && guest.spares.contains(&host);
+            ensure!(
+                !is_missing || has_spare || !spares.any(may_help),
+                "guest {number}: no spare replica runs: {guest:?}"
+            );
+        }
+        for (guest, host) in before.difference(&self.running) {
+            ensure!(
+                !self.is_there(*host) || self.guests[*guest].member_at(*host).is_none(),
+                "guest {guest}: the member on host {host} was stopped"
+            );
+        }
+        Ok(())
+    }
+
+    fn look_at_guests(&mut self, planned: bool) {
+        (0..self.guests.len()).for_each(|guest| self.look_at(guest, planned));
+    }
+
+    fn look_at(&mut self, number: usize, planned: bool) {
+        let (running, down, now) = (&self.running, &self.down, self.now_s);
+        let guest = &mut self.guests[number];
+        let before = guest.copied_at();
+        guest.look(now, planned, |host| {
+            down[host] == 0 && running.contains(&(number, host))
+        });
+        let copied_at = guest.copied_at();
+        if let Some(at) = copied_at.filter(|_| copied_at != before) {
+            self.after(at - now + 0.001, Event::Copied(number));
+        }
+    }
+
+    /// The agents of the leaders count from now on.
+    fn expect_replacements(&mut self, host: usize) {
+        if self.options.replace_after_s == 0 {
+            return;
+        }
+        for guest in 0..self.guests.len() {
+            if let Some(member) = self.guests[guest].member_at(host) {
+                let after = self.options.replace_after_s + self.random.range(0, MONITOR_S);
+                let old = member.id;
+                self.after(after as f64, Event::Replace { guest, old, host });
+            }
+        }
+    }
+
+    fn replace(&mut self, number: usize, old: u8, host: usize) -> Result<()> {
+        let guest = &self.guests[number];
+        let is_member = guest.members.iter().any(|it| it.id == old);
+        if !is_member || self.down[host] == 0 || !guest.has_ids() {
+            return Ok(());
+        }
+        let mut spares = guest.spares.iter().copied();
+        let new = spares.find(|it| self.down[*it] == 0 && self.running.contains(&(number, *it)));
+        let Some(new) = new.filter(|_| guest.has_majority()) else {
+            let again = Event::Replace {
+                guest: number,
+                old,
+                host,
+            };
+            self.after(MONITOR_S as f64, again);
+            return Ok(());
+        };
+        let id = self.guests[number].replace(self.now_s, old, new);
+        // Its operator makes it a spare host once it is back.
+        self.guests[number].spares.push(host);
+        self.pacemaker.replace(number, host, new, id)?;
+        self.look_at(number, false);
+        Ok(())
+    }
+
+    /// A cluster without replication starts the guests of lost hosts elsewhere.
+    fn restart_guests(&mut self, gone: &[usize]) {
+        let up: Vec<usize> = (0..self.options.hosts)
+            .filter(|it| self.down[*it] == 0)
+            .collect();
+        for at in 0..self.restarted.len() {
+            if gone.contains(&self.restarted[at]) && !up.is_empty() {
+                self.restart_s += RESTART_S;
+                self.restarted[at] = up[self.random.range(0, up.len() as u64 - 1) as usize];
+            }
+        }
+    }
+
+    fn report(&self) {
+        let Options {
+            guests,
+            hosts,
+            racks,
+            days,
+            ..
+        } = self.options;
+        let mut sums = Sums::default();
+        for guest in &self.guests {
+            let it = &guest.sums;
+            sums.unavailable_s += it.unavailable_s;
+            sums.unprotected_s += it.unprotected_s;
+            sums.just_majority_s += it.just_majority_s;
+            sums.failovers += it.failovers;
+            sums.switchovers += it.switchovers;
+            sums.stops += it.stops;
+            sums.reboots += it.reboots;
+            sums.replaced += it.replaced;
+            sums.copied_mib += it.copied_mib;
+        }
+        let all_s = guests as f64 * days as f64 * DAY_S;
+        let ppm = |s: f64| s / all_s * 1e6;
+        println!(
+            "{guests} guests on {hosts} hosts in {racks} racks, {days} days, {} losses of hosts and racks",
+            self.losses
+        );
+        println!("| of the guests' time, in millionths | plover | restart in {RESTART_S} s |");
+        println!("|---|---|---|");
+        println!(
+            "| unavailable | {:.2} | {:.2} |",
+            ppm(sums.unavailable_s),
+            ppm(self.restart_s)
+        );
+        println!(
+            "| held by one replica alone | {:.2} | - |",
+            ppm(sums.unprotected_s)
+        );
+        println!(
+            "| just a majority there | {:.2} | - |",
+            ppm(sums.just_majority_s)
+        );
+        println!(
+            "{} failovers, {} switchovers, {} times without a majority, {} reboots from disks, {} hosts replaced, {:.0} GiB copied",
+            sums.failovers,
+            sums.switchovers,
+            sums.stops,
+            sums.reboots,
+            sums.replaced,
+            sums.copied_mib / 1024.0
+        );
+    }
+}
