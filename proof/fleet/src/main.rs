@@ -225,6 +225,14 @@ impl World {
             if at_s > end_s {
                 break;
             }
+            if (at_s / DAY_S) as u64 > (self.now_s / DAY_S) as u64 {
+                eprintln!(
+                    "day {:.0} of {}, {} losses",
+                    at_s / DAY_S,
+                    self.options.days,
+                    self.losses
+                );
+            }
             self.now_s = at_s;
             let words = format!("day {:.2}, {event:?}", at_s / DAY_S);
             self.step(event).with_context(|| words)?;

@@ -17,8 +17,8 @@ use tempfile::TempDir;
 /// The names of the nodes, by the replicas' ids.
 pub const NODES: [&str; 5] = ["alpha", "beta", "gamma", "delta", "epsilon"];
 
-/// Makes a host: `$DIR` is its folder, `$1` its name, `$2` the folder of agents, `$3` the replica's configuration, `$4` the
-/// name that it has in `/etc/plover`. Its last step is to wait for what it has started.
+/// Makes a host: `$DIR` is its folder, `$1` its name, `$2` the folder of agents, `$3` that of its guests' configurations. Its last
+/// step is to wait for what it has started.
 const HOST: &str = r#"
 set -e
 mount --make-rprivate /
@@ -32,7 +32,7 @@ mkdir -p "$DIR/run/plover-lab" "$DIR/run/lock" "$DIR/run/netns" /etc/plover
 mount --rbind /run/plover-lab "$DIR/run/plover-lab"
 cp "$DIR/../corosync.conf" /etc/corosync/corosync.conf
 cat "$DIR/../hosts" >> /etc/hosts
-cp "$3" "/etc/plover/$4"
+cp "$3"/*.toml /etc/plover
 cp -r "$2" /usr/lib/ocf/resource.d/plover
 mount --rbind "$DIR/run" /run
 mount -t tmpfs none /dev/shm
@@ -60,7 +60,6 @@ pub struct Cluster {
 struct Host {
     id: u8,
     namespace: Namespace,
-    config: PathBuf,
     /// The process that made it: the others are its children.
     keeper: Option<Child>,
 }
@@ -89,7 +88,6 @@ impl Cluster {
         let hosts = lab.ids().map(|id| Host {
             id,
             namespace: lab.topology().replica(id.into()),
-            config: lab.files(id).config(),
             keeper: None,
         });
         let mut cluster = Self {
@@ -97,6 +95,10 @@ impl Cluster {
             folder,
             guest: format!("lab-{}", lab.name()),
         };
+        for id in lab.ids() {
+            let text = std::fs::read_to_string(lab.files(id).config())?;
+            cluster.write(id, &cluster.guest, &text)?;
+        }
         for id in lab.ids() {
             cluster.start_host(id)?;
         }
@@ -121,7 +123,7 @@ impl Cluster {
 
     /// Starts a host's engine: of one that was lost, with all its mounts.
     pub fn start_host(&mut self, id: u8) -> Result<()> {
-        let (folder, guest) = (self.folder(id), self.guest.clone());
+        let (folder, files) = (self.folder(id), self.files(id));
         std::fs::create_dir_all(&folder)?;
         let host = self
             .hosts
@@ -143,7 +145,7 @@ impl Cluster {
             NODES[usize::from(id)],
         ]);
         command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../share/ocf"));
-        command.arg(&host.config).arg(format!("{guest}.toml"));
+        command.arg(files);
         command
             .env("DIR", &folder)
             .env("PATH", path)
@@ -160,20 +162,31 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes something else into the guest's file on all hosts, also on those that are lost.
+    /// A host's configurations, which it reads when it starts.
+    fn files(&self, id: u8) -> PathBuf {
+        self.folder.path().join("etc").join(NODES[usize::from(id)])
+    }
+
+    /// Writes a guest's configuration on a host, or for one that is lost.
+    pub fn write(&self, id: u8, guest: &str, text: &str) -> Result<()> {
+        let (files, name) = (self.files(id), format!("{guest}.toml"));
+        std::fs::create_dir_all(&files)?;
+        std::fs::write(files.join(&name), text)?;
+        if self.host(id)?.keeper.is_some() {
+            let from = files.join(&name);
+            // It fails on a host that was lost.
+            let _ = self.run(id, &["cp", &from.to_string_lossy(), "/etc/plover"]);
+        }
+        Ok(())
+    }
+
+    /// Writes something else into the guest's file on all hosts.
     pub fn configure(&self, from: &str, to: &str) -> Result<()> {
         for host in &self.hosts {
-            let text = std::fs::read_to_string(&host.config)?;
-            ensure!(
-                text.contains(from),
-                "{from} is not in {}",
-                host.config.display()
-            );
-            std::fs::write(&host.config, text.replace(from, to))?;
-            let lab = host.config.to_string_lossy();
-            let own = format!("/etc/plover/{}.toml", self.guest);
-            // A host that is lost reads it when it comes back.
-            let _ = self.run(host.id, &["cp", &lab, &own]);
+            let file = self.files(host.id).join(format!("{}.toml", self.guest));
+            let text = std::fs::read_to_string(&file)?;
+            ensure!(text.contains(from), "{from} is not in {}", file.display());
+            self.write(host.id, &self.guest, &text.replace(from, to))?;
         }
         Ok(())
     }

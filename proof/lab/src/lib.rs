@@ -48,6 +48,7 @@
 //! assert!(!judged.is_proof());
 //! ```
 
+pub mod beside;
 pub mod capture;
 pub mod chaos;
 pub mod cluster;

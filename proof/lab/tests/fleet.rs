@@ -98,7 +98,7 @@ fn was_protected(lab: &mut Experiment, since_us: u64) -> Result<()> {
 fn pacemaker_places_and_plover_elects() {
     // The cluster's daemons start on all hosts at once, and keep the machine busy for seconds.
     let patient = overlay(
-        "[group]\ntimeout_ms = 1000\ntimeout_min_ms = 1000\nhypervisor_timeout_ms = 2000\nreplace_after_s = 0\n",
+        "[group]\ntimeout_ms = 1000\ntimeout_min_ms = 1000\nhypervisor_timeout_ms = 2000\nreplace_after_s = 0\n[guest]\naccel = \"tcg\"\n",
     );
     let options = Options {
         spare: 2,

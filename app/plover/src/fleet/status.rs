@@ -209,7 +209,8 @@ impl GuestStatus {
                 .children()
                 .filter_map(|it| it.attribute("name"))
                 .peekable();
-            stopped += usize::from(nodes.peek().is_none());
+            // More places than instances: what was seen where none runs is an orphan to Pacemaker.
+            stopped += usize::from(nodes.peek().is_none() && !says("orphaned"));
             for node in nodes {
                 let role = attribute(node, &key).unwrap_or("not asked yet");
                 hosts.insert(node.to_owned(), role.to_owned());

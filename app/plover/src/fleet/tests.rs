@@ -223,7 +223,7 @@ fn all_guests_of_the_cluster_are_on_one_page() {
         "<pacemaker-result><resources><clone id=\"shop-clone\">{}{}\
          <resource id=\"shop\" resource_agent=\"ocf:plover:guest\" role=\"Stopped\" active=\"false\"/></clone>\
          <clone id=\"ping-clone\"><resource id=\"ping\" resource_agent=\"ocf:pacemaker:ping\"/></clone>\
-         <clone id=\"mail-clone\">{}</clone></resources>\
+         <clone id=\"mail-clone\">{}<resource id=\"mail\" resource_agent=\"ocf:plover:guest\" orphaned=\"true\"/></clone></resources>\
          <node_attributes><node name=\"alpha\">{}{}</node><node name=\"beta\">{}{}</node></node_attributes></pacemaker-result>",
         instance("shop", "alpha", ""),
         instance("shop", "beta", "blocked=\"true\""),
@@ -243,6 +243,15 @@ fn all_guests_of_the_cluster_are_on_one_page() {
     assert!(
         lines[2].starts_with("mail   NO LEADER  beta not asked yet"),
         "{told}"
+    );
+    let ills = Vec::from_iter(FleetStatus::of(&cluster, &[]).unwrap().ills());
+    assert!(
+        ills.contains(&"shop: 1 of its replicas do not run".into()),
+        "{ills:?}"
+    );
+    assert!(
+        !ills.contains(&"mail: 1 of its replicas do not run".into()),
+        "{ills:?}"
     );
     assert!(
         FleetStatus::of("<pacemaker-result/>", &[])

@@ -26,6 +26,8 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub name: String,
+    /// The engine runs there.
+    pub is_online: bool,
     /// It is to have no replicas: an operator works on it.
     pub is_away: bool,
     /// The member whose host it is.
@@ -52,6 +54,9 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         };
         let node = nodes.entry(name).or_default();
         node.name = name.into();
+        // As of Pacemaker 2.1.7 it is the time since when.
+        node.is_online |= element.attribute("join") == Some("member")
+            && !matches!(element.attribute("crmd"), None | Some("offline" | "0"));
         let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
         // The utilization of a node is in other elements.
         let pairs = pairs.filter(|it| {
@@ -99,6 +104,8 @@ struct Change {
 struct Silence {
     id: u8,
     s: u64,
+    /// It was told to.
+    stopped: bool,
 }
 
 impl Told {
@@ -116,23 +123,28 @@ pub(super) fn next(
     after_s: u64,
 ) -> Option<MemberChange> {
     let told = Told::of(own);
-    let is_lost = |id: u8| {
+    let silent = |id: u8| {
         let mut silent = told.silences.iter();
-        after_s > 0 && silent.any(|it| it.id == id && it.s >= after_s)
+        silent.find(|it| it.id == id && after_s > 0 && it.s >= after_s)
     };
     if let Some(change) = &told.change {
         // The new host is lost, too: another one can be added then.
-        let lost = change.add.filter(|id| is_lost(*id));
+        let lost = change.add.filter(|id| silent(*id).is_some());
         return lost.map(|id| MemberChange {
             add: None,
             remove: Some(id),
         });
     }
-    let is_away = |id: u8| nodes.iter().any(|it| it.member == Some(id) && it.is_away);
-    let lost = told.voters.iter().copied();
-    let lost = lost.filter(|id| *id != own.id).find(|id| is_lost(*id));
+    let is_lost = |id: u8| {
+        let node = nodes.iter().find(|it| it.member == Some(id));
+        let is_away = node.is_some_and(|it| it.is_away);
+        // Pacemaker starts it again.
+        let is_back = node.is_some_and(|it| it.is_online);
+        silent(id).is_some_and(|it| !is_away && !(it.stopped && is_back))
+    };
+    let mut others = told.voters.iter().copied().filter(|id| *id != own.id);
     let is_short = told.voters.len() < size;
-    let remove = lost.filter(|id| !is_short && !is_away(*id));
+    let remove = others.find(|id| !is_short && is_lost(*id));
     let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
     let mut waiting = nodes.iter().filter_map(|it| it.spare.as_ref());
     let add = waiting.find(|(id, _)| is_new(*id)).cloned();
@@ -228,7 +240,8 @@ mod tests {
           <node id="3" uname="gamma"/>
         </nodes></configuration>
         <status>
-          <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
+          <node_state id="2" uname="beta" crmd="offline" join="down"/>
+          <node_state id="3" uname="gamma" crmd="online" join="member"><transient_attributes id="3"><instance_attributes id="status-3">
             <nvpair id="g" name="plover-shop" value="spare"/><nvpair id="h" name="plover-shop-spare" value="3@192.0.2.13:7700"/>
           </instance_attributes></transient_attributes>
           <lrm id="3"><lrm_resources/></lrm></node_state>
@@ -237,6 +250,7 @@ mod tests {
     fn node(name: &str, member: Option<u8>, spare: Option<u8>) -> Node {
         Node {
             name: name.into(),
+            is_online: spare.is_some(),
             is_away: false,
             member,
             spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
@@ -276,7 +290,9 @@ mod tests {
             node("gamma", Some(2), None),
         ];
         let spare = [&members[..], &[node("delta", None, Some(3))]].concat();
-        let silent = |s: u64| json!({"silences": [{"id": 0, "s": s}]});
+        let silence =
+            |s: u64, stopped: bool| json!({"silences": [{"id": 0, "s": s, "stopped": stopped}]});
+        let silent = |s: u64| silence(s, false);
         assert_eq!(ordered(json!({}), &spare), None, "all answer");
         assert_eq!(ordered(silent(599), &spare), None);
         assert_eq!(ordered(silent(600), &spare), Some((Some(3), Some(0))));
@@ -288,7 +304,14 @@ mod tests {
             None,
             "an operator works on it"
         );
-        let used = json!({"silences": [{"id": 0, "s": 600}], "left": [3]});
+        let mut online = spare.clone();
+        online[0].is_online = true;
+        let stopped = || silence(9000, true);
+        assert_eq!(ordered(stopped(), &online), None, "it is started again");
+        assert_eq!(ordered(stopped(), &spare), Some((Some(3), Some(0))));
+        assert_eq!(ordered(silent(600), &online), Some((Some(3), Some(0))));
+        let mut used = silent(600);
+        used["left"] = json!([3]);
         assert_eq!(ordered(used, &spare), None, "3 was a member once");
     }
 
@@ -298,7 +321,8 @@ mod tests {
         let epsilon = [node("epsilon", None, Some(4))];
         let change = json!({"add": 3, "remove": 0, "words": "", "step": null});
         let under_way = |s: u64| {
-            let silences = json!([{"id": 0, "s": 900}, {"id": 3, "s": s}]);
+            let silences =
+                json!([{"id": 0, "s": 900, "stopped": false}, {"id": 3, "s": s, "stopped": true}]);
             json!({"change": change, "silences": silences})
         };
         assert_eq!(ordered(under_way(30), &epsilon), None);

@@ -115,14 +115,25 @@ impl Body {
         }
     }
 
-    /// How long members have not answered this leader, in seconds.
+    /// A new link to a peer is up: its silence counts from now on.
+    pub(super) fn has_come(&mut self, peer: ReplicaId) {
+        self.relay.is_back(peer);
+        if let Some(since) = self.silent_since.get_mut(&peer) {
+            *since = Instant::now();
+        }
+    }
+
+    /// How long members have not answered this leader, in seconds, and whether they had been told to stop.
     fn silences(&self) -> Value {
         let members = self.replica.consensus_core().status().members.all();
         let is_member = |it: &(&ReplicaId, &Instant)| members.contains(*it.0);
         let silent = self.silent_since.iter().filter(is_member);
         let silent = silent.filter(|_| self.role == Role::Leader);
         silent
-            .map(|(id, since)| json!({"id": id.0, "s": since.elapsed().as_secs()}))
+            .map(|(id, since)| {
+                let stopped = self.relay.has_stopped(*id);
+                json!({"id": id.0, "s": since.elapsed().as_secs(), "stopped": stopped})
+            })
             .collect()
     }
 

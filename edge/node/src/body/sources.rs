@@ -117,7 +117,7 @@ impl Body {
         self.relay_lost(peer);
         self.viewers_lost(peer);
         if up {
-            self.relay.is_back(peer);
+            self.has_come(peer);
         }
         let versions = self.fabric.as_ref().and_then(|it| it.versions(peer));
         if let Some(versions) = versions.filter(|_| up) {

@@ -1,0 +1,267 @@
+//! Five guests on five hosts under Pacemaker: hosts are lost, emptied and upgraded at random, under load. Every acknowledged write
+//! of each guest is there in the end, no connection was reset, and of the lab's own one replica sends at a time (`prove`).
+//!
+//! It runs for `FLEET_MINUTES` (5), from the seed `FLEET_SEED` (2), and needs the packages pacemaker, corosync, crmsh and
+//! pacemaker-cli-utils: `FLEET_MINUTES=60 cargo test --release -p plover-lab-proof fleet_random:: -- --ignored --nocapture`
+
+use anyhow::{Context, Result, bail, ensure};
+use plover_lab::Fault;
+use plover_lab::options::Options;
+use plover_lab::status::GroupStatus;
+use plover_lab_proof::beside::{Beside, HOSTS};
+use plover_lab_proof::cluster::{Cluster, NODES};
+use plover_lab_proof::experiment::Experiment;
+use plover_lab_proof::load::{Client, Pressure};
+use plover_lab_proof::{overlay, program, prove_under};
+use plover_types::SplitMix64;
+use std::time::{Duration, Instant};
+
+/// How long guests may take until all is well again. Ten guests are emulated on the CPUs of one machine.
+const WITHIN: Duration = Duration::from_secs(240);
+
+struct Fleet<'a> {
+    lab: &'a mut Experiment,
+    cluster: Cluster,
+    guests: Vec<Beside>,
+    clients: Vec<Client>,
+    random: SplitMix64,
+    replaced: usize,
+}
+
+#[test]
+#[ignore = "takes minutes to hours, and needs packages: the command is at the head of this file"]
+fn five_guests_outlive_what_happens_to_five_hosts() {
+    let number = |name: &str, default: u64| {
+        let told = std::env::var(name).ok();
+        told.and_then(|it| it.parse().ok()).unwrap_or(default)
+    };
+    let span = Duration::from_secs(60 * number("FLEET_MINUTES", 5));
+    let patient = overlay(
+        "[group]\ntimeout_ms = 2000\ntimeout_min_ms = 2000\nhypervisor_timeout_ms = 4000\nreplace_after_s = 0\n\
+         plaintext = true\n[guest]\naccel = \"tcg\"\n",
+    );
+    let options = Options {
+        spare: 2,
+        overlay: Some(patient.to_path_buf()),
+        ..Options::default()
+    };
+    let light = Pressure {
+        connections: 2,
+        writes_per_second: 20,
+    };
+    prove_under(light, "t-five", options, |lab| {
+        let cluster = Cluster::start(lab.lab())?;
+        let mut fleet = Fleet {
+            lab,
+            cluster,
+            guests: Vec::new(),
+            clients: Vec::new(),
+            random: SplitMix64::new(number("FLEET_SEED", 2)),
+            replaced: 0,
+        };
+        fleet.begin(light)?;
+        let until = Instant::now() + span;
+        let mut steps = 0;
+        while Instant::now() < until {
+            fleet.step().with_context(|| format!("step {steps}"))?;
+            steps += 1;
+        }
+        fleet.end(steps)
+    });
+}
+
+impl Fleet<'_> {
+    fn begin(&mut self, pressure: Pressure) -> Result<()> {
+        let online = "Online: [ alpha beta delta epsilon gamma ]";
+        self.wait("all nodes are online", |it| {
+            Ok(it.shown(0).contains(online))
+        })?;
+        for number in 1..=4 {
+            let guest = Beside::new(self.lab.lab(), &self.cluster, number)?;
+            self.guests.push(guest);
+        }
+        let folder = tempfile::tempdir()?;
+        for guest in &self.guests {
+            let host = (0..HOSTS).find(|host| {
+                let file = guest.file(*host).unwrap_or_default();
+                std::fs::write(folder.path().join(format!("{}.toml", guest.name)), &file).is_ok()
+                    && is_of_a_member(&file)
+            });
+            host.context("a guest has members")?;
+        }
+        let own = self.lab.lab().files(0).config();
+        std::fs::copy(
+            own,
+            folder.path().join(format!("{}.toml", self.cluster.guest())),
+        )?;
+        self.cluster.run(
+            0,
+            &["crm", "configure", "property", "stonith-enabled=false"],
+        )?;
+        let (plover, folder) = (program().to_string_lossy(), folder.path().to_string_lossy());
+        let said = self.cluster.run(0, &[&plover, "fleet", "apply", &folder])?;
+        self.lab.progress().say(said);
+        self.wait_until_all_is_well()?;
+        // Guests may still be booting.
+        let until = Instant::now() + WITHIN;
+        while self.clients.len() < self.guests.len() {
+            let guest = &self.guests[self.clients.len()];
+            let client = self.lab.lab().topology().client();
+            match Client::start(Some(client), guest.service(), pressure) {
+                Ok(client) => self.clients.push(client),
+                Err(error) if Instant::now() > until => {
+                    return Err(error.context(guest.name.clone()));
+                }
+                Err(_) => self.lab.progress().sleep(Duration::from_secs(1))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One thing that happens, until all is well again.
+    fn step(&mut self) -> Result<()> {
+        let host = self.random.range(0, u64::from(HOSTS) - 1) as u8;
+        let elsewhere = (host + 1) % HOSTS;
+        let node = NODES[usize::from(host)];
+        match self.random.range(0, 9) {
+            0..=2 => {
+                self.say(format!("{node} is lost, and comes back"));
+                self.lab.lab().fault(Fault::Kill, host)?;
+                self.cluster.start_host(host)?;
+            }
+            3..=5 => {
+                self.say(format!("{node} is lost for good"));
+                self.lab.lab().fault(Fault::Kill, host)?;
+                let begun = Instant::now();
+                self.wait("the guests of the lost host are replaced", |it| {
+                    let mut guests = it.guests.iter();
+                    Ok(guests.all(|guest| guest.is_whole()))
+                })?;
+                let took = begun.elapsed().as_secs_f64();
+                for guest in &mut self.guests {
+                    self.replaced += guest.bring_up_to_date(&self.cluster)?;
+                }
+                self.say(format!(
+                    "all guests have their members again after {took:.1} s"
+                ));
+                self.cluster.start_host(host)?;
+            }
+            6..=8 => {
+                self.say(format!("{node} is emptied"));
+                self.cluster
+                    .run(elsewhere, &["crm", "node", "standby", node])?;
+                self.wait("the host is empty", |it| {
+                    let shown = it.shown(elsewhere);
+                    let mut lines = shown.lines().filter(|line| line.contains("Started: ["));
+                    Ok(shown.contains("Started: [")
+                        && !shown.contains("Stopping")
+                        && lines.all(|line| !line.contains(node)))
+                })?;
+                self.cluster
+                    .run(elsewhere, &["crm", "node", "online", node])?;
+            }
+            _ => {
+                self.say("all hosts are upgraded".into());
+                let plover = program().to_string_lossy();
+                let words = ["fleet", "upgrade", "--within-s", "240", "--", "true"];
+                let words = [&[&plover[..]], &words[..]].concat();
+                let said = self.cluster.run(elsewhere, &words);
+                let said = said.with_context(|| self.shown(elsewhere))?;
+                self.lab.progress().say(said);
+            }
+        }
+        self.wait_until_all_is_well()
+    }
+
+    fn say(&self, words: String) {
+        let counts = self.clients.iter().map(|it| it.counts().acked.to_string());
+        let counts: Vec<String> = counts.collect();
+        let progress = self.lab.progress();
+        progress.say(format!("{words} (acknowledged: {})", counts.join(", ")));
+    }
+
+    /// What `crm_mon` shows on a host; nothing if it does not answer.
+    fn shown(&self, host: u8) -> String {
+        let shown = self.cluster.run(host, &["crm_mon", "-1", "-r", "-A"]);
+        shown.unwrap_or_default()
+    }
+
+    fn wait(&mut self, what: &str, holds: impl Fn(&Self) -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + WITHIN;
+        while !holds(self)? {
+            for (client, guest) in self.clients.iter().zip(&self.guests) {
+                let resets = client.counts().resets;
+                ensure!(resets.is_empty(), "{}: {}", guest.name, resets.join("; "));
+            }
+            if Instant::now() > deadline {
+                let told = self.guests.iter().filter_map(Beside::status);
+                let told: String = told.map(|it| it.to_string()).collect();
+                let shown = self.shown(0) + &self.shown(1);
+                bail!(
+                    "after {} s still not: {what}\n{told}\n{shown}",
+                    WITHIN.as_secs()
+                );
+            }
+            self.lab.progress().sleep(Duration::from_millis(300))?;
+        }
+        Ok(())
+    }
+
+    /// Every guest is protected and whole, and every host is as Pacemaker wants it.
+    fn wait_until_all_is_well(&mut self) -> Result<()> {
+        self.wait("all guests are whole", |it| {
+            let own = it
+                .lab
+                .lab()
+                .ids()
+                .map(|id| GroupStatus::ask(&it.lab.lab().control(id)));
+            let mut own = own.flatten();
+            let own = own.find(|group| group.leader().is_some());
+            let is_whole = own.is_some_and(|group| {
+                let roles = ["leader", "secondary", "witness"];
+                group.protected && roles.iter().all(|role| group.with_role(role).is_some())
+            });
+            Ok(is_whole && it.guests.iter().all(Beside::is_whole))
+        })?;
+        // The attributes are as old as the last monitor.
+        self.wait("all guests are well, says the cluster", |it| {
+            let run_dir = it.lab.lab().files(0).run_dir();
+            let run_dir = run_dir.to_string_lossy();
+            let plover = program().to_string_lossy();
+            let words = [&plover[..], "fleet", "status", "--run-dir", &run_dir];
+            let said = it.cluster.run(0, &words).unwrap_or_default();
+            let rows: Vec<&str> = said.lines().skip(1).collect();
+            let is_well = |row: &&str| {
+                let roles = ["leader", "secondary", "witness"];
+                row.contains("  protected  ") && roles.iter().all(|role| row.contains(role))
+            };
+            Ok(rows.len() == 5 && rows.iter().all(is_well))
+        })
+    }
+
+    fn end(self, steps: usize) -> Result<()> {
+        self.say(format!(
+            "{steps} things have happened, {} replicas were replaced",
+            self.replaced
+        ));
+        for (client, guest) in self.clients.into_iter().zip(&self.guests) {
+            let gap = client.gap(0).silence_us / 1000;
+            let audit = client.audit()?;
+            let is_good = audit.acked > 0 && audit.lost == 0 && audit.resets.is_empty();
+            let words = format!(
+                "{}: {} acknowledged, {} lost, longest time without an answer {gap} ms",
+                guest.name, audit.acked, audit.lost
+            );
+            self.lab.progress().say(&words);
+            ensure!(is_good, "{words}: {audit:?}");
+        }
+        Ok(())
+    }
+}
+
+fn is_of_a_member(file: &str) -> bool {
+    let table: toml::Table = file.parse().unwrap_or_default();
+    let group = &table["group"];
+    let mut members = group["replica"].as_array().into_iter().flatten();
+    members.any(|it| it.get("id") == group.get("me"))
+}
