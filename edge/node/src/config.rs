@@ -161,10 +161,9 @@ pub struct GroupConfig {
     /// is on standby.
     #[serde(default = "default_replace_after_s")]
     pub replace_after_s: u64,
-    /// This replica is one of the spare hosts. [`Self::replica`] has it in the place of another one then, which is in
-    /// [`Self::spare`]: the members that there will be are known when it is added.
+    /// See [`GroupConfig::is_spare`].
     #[serde(skip)]
-    pub is_spare: bool,
+    pub(crate) is_spare: bool,
     /// How replicas reach each other, unless a replica names another fabric.
     #[serde(default)]
     pub fabric: FabricName,

@@ -41,6 +41,12 @@ impl GroupConfig {
         self.is_spare = true;
     }
 
+    /// Whether this replica is one of the spare hosts. [`Self::replica`] has it in the place of another one then, which is in
+    /// [`Self::spare`]: the members that there will be are known when it is added.
+    pub fn is_spare(&self) -> bool {
+        self.is_spare
+    }
+
     /// The replicas and the spare ones that the file names.
     pub(crate) fn named(&self) -> impl Iterator<Item = PeerConfig> {
         let spare = self.spare.iter().map(PeerConfig::of);

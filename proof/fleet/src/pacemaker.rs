@@ -81,8 +81,8 @@ impl Pacemaker {
         let mut cmap = "#!/bin/sh\ncat << END\n".to_owned();
         for host in 0..self.hosts {
             let (name, ip) = (host_name(host), format!("192.0.2.{}", host + 1));
-            write!(cmap, "nodelist.node.{host}.name (str) = {name}\n")?;
-            write!(cmap, "nodelist.node.{host}.ring0_addr (str) = {ip}\n")?;
+            writeln!(cmap, "nodelist.node.{host}.name (str) = {name}")?;
+            writeln!(cmap, "nodelist.node.{host}.ring0_addr (str) = {ip}")?;
         }
         let tool = bin.join("corosync-cmapctl");
         std::fs::write(&tool, cmap + "END\n")?;

@@ -69,7 +69,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
             guest.name
         );
         ensure!(
-            !config.group.is_spare,
+            !config.group.is_spare(),
             "{} is the file of a spare host (group.me = {}): put that of a member there",
             path.display(),
             config.group.me

@@ -45,7 +45,7 @@ pub(super) fn waits(own: &DaemonStatus) -> bool {
 /// replica its id and address, if it waits. A witness that is to keep a warm copy joins until it has that.
 pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes {
     let protected = if own.protected { "yes" } else { "no" };
-    let spare = Some(own).filter(|own| group.is_spare && waits(own));
+    let spare = Some(own).filter(|own| group.is_spare() && waits(own));
     let spare = spare.and_then(|own| group.replica.iter().find(|it| it.id == own.id));
     let is_warm = group.warm_witness == Warm::Off || keeps_copy(own);
     let role = match own.role.as_str() {

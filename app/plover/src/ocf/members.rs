@@ -140,7 +140,7 @@ pub(super) fn next(
         let is_away = node.is_some_and(|it| it.is_away);
         // Pacemaker starts it again.
         let is_back = node.is_some_and(|it| it.is_online);
-        silent(id).is_some_and(|it| !is_away && !(it.stopped && is_back))
+        !is_away && silent(id).is_some_and(|it| !(it.stopped && is_back))
     };
     let mut others = told.voters.iter().copied().filter(|id| *id != own.id);
     let is_short = told.voters.len() < size;

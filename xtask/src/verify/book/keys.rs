@@ -133,7 +133,12 @@ fn rows(
 ) -> Result<String> {
     let all_default = serde_of(&table.attrs).contains("default");
     let mut rows = String::new();
-    for field in &table.fields {
+    // What is skipped is in no file.
+    let fields = table
+        .fields
+        .iter()
+        .filter(|it| serde_of(&it.attrs) != "skip");
+    for field in fields {
         let key = field
             .ident
             .as_ref()
