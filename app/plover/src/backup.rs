@@ -63,11 +63,11 @@ pub fn restore(from: &Path, config: &Path, boots: bool) -> Result<ExitCode> {
     let config = ReplicaConfig::load(config)?;
     let (group, guest) = (&config.group, &config.guest);
     ensure!(
-        group.me == group.first_leader,
+        group.me == group.first_leader(),
         "replica {} does not boot the guest of a new group: run this command on the host of replica {}, whose disks the \
          others get by copy",
         group.me,
-        group.first_leader
+        group.first_leader()
     );
     let state = &config.paths.state_dir;
     ensure!(

@@ -94,9 +94,9 @@ pub struct GroupConfig {
     /// The id of this replica.
     pub me: u8,
     /// The id of the replica that boots the guest when the group starts for the first time, and after
-    /// `plover bootstrap`.
+    /// `plover bootstrap` (default: the lowest).
     #[serde(default)]
-    pub first_leader: u8,
+    pub first_leader: Option<u8>,
     /// The leader sends a heartbeat this often, in ms.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,

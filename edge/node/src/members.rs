@@ -24,7 +24,8 @@ impl GroupConfig {
     pub(crate) fn seat(&mut self) {
         let me = self.me;
         let spare = self.spare.iter().position(|it| it.id == me);
-        let is_free = |it: &PeerConfig| it.id != self.first_leader;
+        let first = self.first_leader();
+        let is_free = |it: &PeerConfig| it.id != first;
         let place = self.replica.iter().rposition(is_free);
         let (Some(spare), Some(place)) = (spare, place) else {
             return;
@@ -39,6 +40,19 @@ impl GroupConfig {
             address: other.address,
         };
         self.is_spare = true;
+    }
+
+    /// Takes the hosts that another file names.
+    pub(crate) fn take_members(&mut self, from: &Self) {
+        self.replica.clone_from(&from.replica);
+        self.spare.clone_from(&from.spare);
+        self.is_spare = from.is_spare;
+    }
+
+    /// The replica that boots the guest of a new group: the lowest id, if the file names none.
+    pub fn first_leader(&self) -> u8 {
+        let lowest = self.replica.iter().map(|it| it.id).min();
+        self.first_leader.or(lowest).unwrap_or_default()
     }
 
     /// Whether this replica is one of the spare hosts. [`Self::replica`] has it in the place of another one then, which is in
@@ -116,9 +130,14 @@ impl GroupConfig {
         }
         let words = told.iter().map(|(id, at)| format!("{} at {at}", id.0));
         let words: Vec<_> = words.collect();
+        let is_gone = |first: &u8| !told.contains_key(&ReplicaId(*first));
+        let first = match self.first_leader.filter(is_gone) {
+            Some(_) => ", and leave group.first_leader out",
+            None => "",
+        };
         Some(format!(
             "the members in the configuration file are out of date, and the group's log counts: change its \
-             [[group.replica]] to {}",
+             [[group.replica]] to {}{first}",
             words.join(", ")
         ))
     }
@@ -205,7 +224,7 @@ mod tests {
         assert!(why.contains("group.me = 6"), "{why}");
         let mut pair = group(0);
         pair.replica.pop();
-        pair.first_leader = 0;
+        pair.first_leader = None;
         let why = pair.check().unwrap_err().to_string();
         assert!(why.contains("[[group.spare]] needs"), "{why}");
     }

@@ -184,7 +184,9 @@ impl RunConfig {
         let lowest = group.replica.iter().map(|it| it.id).min();
         for (is_given, key) in [
             (
-                group.first_leader != 0 && Some(group.first_leader) != lowest,
+                group
+                    .first_leader
+                    .is_some_and(|it| it != 0 && Some(it) != lowest),
                 "first_leader",
             ),
             (group.hypervisor_timeout_ms != 600, "hypervisor_timeout_ms"),

@@ -14,7 +14,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// Looks at each disk.
 pub fn disks(report: &mut Report, config: &ReplicaConfig) {
-    let is_first = config.group.me == config.group.first_leader;
+    let is_first = config.group.me == config.group.first_leader();
     let journal = config.disk_journal();
     let mut all: Vec<(DiskSpec, Found)> = Vec::new();
     for (disk, raw) in config.disk.iter().zip(config.raw_disks()) {

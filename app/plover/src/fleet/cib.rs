@@ -79,14 +79,16 @@ impl Cib {
             plan.stale
                 .extend(stale_places(&live, &document, &guest.name));
         }
-        // Once one of them is known, the agents keep them up to date.
-        let is_known = |key: &str| {
-            let mut pairs = live.descendants().filter(|it| it.has_tag_name("nvpair"));
-            pairs.any(|it| it.attribute("name") == Some(key))
-        };
         for member in &wanted.members {
             let key = Member::attribute(&member.guest);
-            if !is_known(&key) {
+            let known: Vec<_> = attributes_of_nodes(&live, &key).collect();
+            // A member that the file does not name: they have changed since, and the agents know better.
+            let is_of_the_file = |id: &str| {
+                let mut own = wanted.members.iter().filter(|it| it.guest == member.guest);
+                own.any(|it| it.id.to_string() == id)
+            };
+            let is_told = known.iter().any(|(node, _)| *node == member.node);
+            if !is_told && known.iter().all(|(_, id)| is_of_the_file(id)) {
                 plan.members.push((member.node.clone(), key, member.id));
             }
         }
@@ -106,6 +108,19 @@ impl Cib {
 
 fn tagged(tag: &str, content: &str) -> String {
     format!("<{tag}>{content}</{tag}>")
+}
+
+/// The nodes that have an attribute, and its values.
+fn attributes_of_nodes<'a>(
+    live: &'a Document<'_>,
+    key: &'a str,
+) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let pairs = live.descendants().filter(|it| it.has_tag_name("nvpair"));
+    let pairs = pairs.filter(move |it| it.attribute("name") == Some(key));
+    pairs.filter_map(|pair| {
+        let node = pair.ancestors().find(|it| it.has_tag_name("node"))?;
+        Some((node.attribute("uname")?, pair.attribute("value")?))
+    })
 }
 
 /// The nodes with the attributes of members, as `crm_attribute` would write them. A node that the cluster has never seen has no

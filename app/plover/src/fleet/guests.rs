@@ -84,8 +84,19 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
         }
         guests.insert(guest.name.clone(), guest);
     }
+    for name in guests.keys() {
+        let mut ends = OF_ATTRIBUTES.into_iter().map(|end| format!("{name}{end}"));
+        if let Some(other) = ends.find(|other| guests.contains_key(other)) {
+            bail!(
+                "\"{other}\" is how an attribute of the group \"{name}\" begins: give one of them another group.name"
+            );
+        }
+    }
     Ok(guests.into_values().collect())
 }
+
+/// What follows a guest's name in the attributes of nodes and the ids of its resources.
+const OF_ATTRIBUTES: [&str; 4] = ["-protected", "-spare", "-member", "-members"];
 
 /// The node at an address: `ADDRESS=NODE`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -69,7 +69,8 @@ pub enum FleetCommand {
         after_help = "Example:\n  plover fleet upgrade -- ssh {host} apt-get install -y plover\n  plover fleet upgrade --host gamma -- ssh {host} reboot-and-wait"
     )]
     Upgrade {
-        /// A host, by the name that the cluster has for it, once for each, in this order. Without it: all that have replicas.
+        /// A host, by the name that the cluster has for it, once for each, in this order. Without it: all that have replicas
+        /// at present.
         #[arg(long = "host", value_name = "NODE")]
         hosts: Vec<String>,
         /// How many seconds the replicas of a host may take to end, and later all guests until they are as before.

@@ -20,9 +20,9 @@ const LEADER: &str = "leader";
 /// The roles of replicas that are whole.
 const WELL: [&str; 3] = [LEADER, "secondary", "witness"];
 
-/// The nodes of the cluster that may have replicas.
+/// The nodes of the cluster that are online, and whether they may have replicas.
 #[derive(Debug)]
-pub(super) struct Nodes(BTreeSet<String>);
+pub(super) struct Nodes(BTreeMap<String, bool>);
 
 impl Nodes {
     /// As `crm_mon` prints them.
@@ -30,21 +30,25 @@ impl Nodes {
         let document = parsed(cluster)?;
         let mut all = document.descendants().filter(|it| it.has_tag_name("nodes"));
         let nodes = all.next().into_iter().flat_map(|it| it.children());
-        let is_ready = |node: &Node<'_, '_>| {
+        let online = nodes.filter(|node| node.attribute("online") == Some("true"));
+        let ready = online.filter_map(|node| {
             let says = |key: &str| node.attribute(key) == Some("true");
             let is_away = ["standby", "standby_onfail", "maintenance"]
                 .into_iter()
                 .any(says);
-            says("online") && !is_away
-        };
-        let ready = nodes.filter(is_ready);
-        let names = ready.filter_map(|node| node.attribute("name"));
-        Ok(Self(names.map(str::to_owned).collect()))
+            Some((node.attribute("name")?.to_owned(), !is_away))
+        });
+        Ok(Self(ready.collect()))
+    }
+
+    /// Whether the node is there.
+    pub fn is_online(&self, node: &str) -> bool {
+        self.0.contains_key(node)
     }
 
     /// Whether the node is there and not on standby.
     pub fn is_ready(&self, node: &str) -> bool {
-        self.0.contains(node)
+        self.0.get(node) == Some(&true)
     }
 }
 

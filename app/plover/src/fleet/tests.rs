@@ -155,10 +155,24 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
         assert!(new.contains(part), "{new}");
     }
     assert!(!new.contains("delta: is known"), "{new}");
+    let known = |node: &str, id: u8| {
+        let pair = format!("<nvpair name=\"plover-shop-member\" value=\"{id}\"/>");
+        let node = format!(
+            "<node uname=\"{node}\"><instance_attributes>{pair}</instance_attributes></node>"
+        );
+        told(&EMPTY.replace(
+            "<resources/>",
+            &format!("<nodes>{node}</nodes><resources/>"),
+        ))
+    };
+    let one = known("alpha", 0);
+    assert!(!one.contains("alpha: is known"), "{one}");
+    assert!(
+        one.contains("gamma: is known as the host of replica 2"),
+        "{one}"
+    );
     // 0 was replaced by 3 since.
-    let nodes = "<nodes><node uname=\"delta\"><instance_attributes><nvpair name=\"plover-shop-member\" value=\"3\"/>\
-                 </instance_attributes></node></nodes><resources/>";
-    let later = told(&EMPTY.replace("<resources/>", nodes));
+    let later = known("delta", 3);
     assert!(!later.contains("is known"), "{later}");
     let own = text
         .replace("plaintext = true", spare)
@@ -179,6 +193,8 @@ fn mistakes_in_the_folder_are_refused() {
     write(folder.path(), "shop.toml", "shop", 3);
     write(folder.path(), "shop-1.toml", "shop", 3);
     refused("are both of the group \"shop\"");
+    write(folder.path(), "shop-1.toml", "shop-spare", 3);
+    refused("\"shop-spare\" is how an attribute of the group \"shop\" begins");
     std::fs::write(folder.path().join("shop-1.toml"), "[group]\n").unwrap();
     refused("shop-1.toml");
 }

@@ -147,9 +147,10 @@ fn stopped_at(node: &str, left: &[String]) -> String {
 fn order(nodes: &Nodes, guests: &FleetStatus, wanted: &[String]) -> Result<Vec<String>> {
     let with_replicas = guests.nodes();
     for name in wanted {
+        // A spare host has none at present.
         ensure!(
-            with_replicas.contains(name.as_str()),
-            "no guest has a replica on {name}: the hosts are {}",
+            with_replicas.contains(name.as_str()) || nodes.is_ready(name),
+            "{name} is no node that is online: those with replicas are {}",
             Vec::from_iter(with_replicas).join(", ")
         );
     }
@@ -207,7 +208,21 @@ fn empty_and_upgrade(
     progress.say(format_args!("{node}: is empty, and upgraded now"));
     progress.check()?;
     hosts.upgrade(node)?;
-    Ok(progress.check()?)
+    // It may have rebooted, and the cluster is the last to start. Until then nobody could tell it from a host that is lost.
+    let deadline = Instant::now() + within;
+    loop {
+        match hosts.look() {
+            Ok((nodes, _)) if nodes.is_online(node) => return Ok(progress.check()?),
+            told => ensure!(
+                Instant::now() < deadline,
+                "after {} s the cluster does not have it again{}",
+                within.as_secs(),
+                told.err()
+                    .map_or_else(String::new, |error| format!(": {error:#}"))
+            ),
+        }
+        hosts.pause(progress)?;
+    }
 }
 
 /// Lets a node have replicas again. The cluster may be starting on this host just now, and a second Ctrl-C ends the program that asks it.
@@ -452,7 +467,7 @@ mod tests {
         refused(
             &Fake::new(),
             &["omega"],
-            "no guest has a replica on omega: the hosts are alpha, beta",
+            "omega is no node that is online: those with replicas are alpha, beta",
         );
         let fake = Fake::new();
         fake.standby.borrow_mut().insert("gamma".into());

@@ -39,10 +39,11 @@ const SYSTEMD: &str = "/run/systemd/system";
 
 impl Instance {
     pub(super) fn monitor(&self) -> Outcome {
+        let begun = Instant::now();
         match self.ask() {
             Ok(own) => {
                 self.set_attributes(&judge::attributes(&own, &self.config.group));
-                self.look_after_members(&own);
+                self.look_after_members(&own, begun);
                 judge::health(&own)
             }
             Err(error) if is_absent(&error) => {

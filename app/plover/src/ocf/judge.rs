@@ -42,12 +42,14 @@ pub(super) fn waits(own: &DaemonStatus) -> bool {
 }
 
 /// The attributes of the node: the replica's role, on the leader's node whether the guest is protected, and on that of a spare
-/// replica its id and address, if it waits. A witness that is to keep a warm copy joins until it has that.
+/// replica its id and address, if it waits. The witness of three that is to keep a warm copy joins until it has that.
 pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes {
     let protected = if own.protected { "yes" } else { "no" };
     let spare = Some(own).filter(|own| group.is_spare() && waits(own));
     let spare = spare.and_then(|own| group.replica.iter().find(|it| it.id == own.id));
-    let is_warm = group.warm_witness == Warm::Off || keeps_copy(own);
+    // Of several witnesses one is kept warm.
+    let is_only = group.replica.len() == 3;
+    let is_warm = group.warm_witness == Warm::Off || !is_only || keeps_copy(own);
     let role = match own.role.as_str() {
         _ if spare.is_some() => "spare",
         "witness" if !is_warm => "joining",

@@ -21,13 +21,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// A node of the cluster, as its attributes tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub name: String,
-    /// The engine runs there.
-    pub is_online: bool,
     /// It is to have no replicas: an operator works on it.
     pub is_away: bool,
     /// The member whose host it is.
@@ -54,9 +53,6 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         };
         let node = nodes.entry(name).or_default();
         node.name = name.into();
-        // As of Pacemaker 2.1.7 it is the time since when.
-        node.is_online |= element.attribute("join") == Some("member")
-            && !matches!(element.attribute("crmd"), None | Some("offline" | "0"));
         let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
         // The utilization of a node is in other elements.
         let pairs = pairs.filter(|it| {
@@ -127,20 +123,25 @@ pub(super) fn next(
         let mut silent = told.silences.iter();
         silent.find(|it| it.id == id && after_s > 0 && it.s >= after_s)
     };
+    let node_of = |id: u8| nodes.iter().find(|it| it.member == Some(id));
     if let Some(change) = &told.change {
-        // The new host is lost, too: another one can be added then.
-        let lost = change.add.filter(|id| silent(*id).is_some());
+        // A new host that has begun, and was lost: another one can be added then. One that waits still cannot be reached, and
+        // `plover status` says what to look at.
+        let is_lost = |id: u8| {
+            let mut spares = nodes.iter().filter_map(|it| it.spare.as_ref());
+            let waits = spares.any(|it| it.0 == id);
+            silent(id).is_some() && !waits && node_of(id).is_some_and(|it| !it.is_away)
+        };
+        let lost = change.add.filter(|id| is_lost(*id));
         return lost.map(|id| MemberChange {
             add: None,
             remove: Some(id),
         });
     }
+    // One that was told to stop is started again by who stopped it. Without its node it is not known whether somebody works on
+    // that.
     let is_lost = |id: u8| {
-        let node = nodes.iter().find(|it| it.member == Some(id));
-        let is_away = node.is_some_and(|it| it.is_away);
-        // Pacemaker starts it again.
-        let is_back = node.is_some_and(|it| it.is_online);
-        !is_away && silent(id).is_some_and(|it| !(it.stopped && is_back))
+        silent(id).is_some_and(|it| !it.stopped) && node_of(id).is_some_and(|it| !it.is_away)
     };
     let mut others = told.voters.iter().copied().filter(|id| *id != own.id);
     let is_short = told.voters.len() < size;
@@ -162,8 +163,10 @@ fn belongs(own: &DaemonStatus) -> bool {
 impl Instance {
     /// Keeps the attributes of members, and has the group replace one that is lost. All of it is tried again at the next
     /// monitor, so nothing is done if the cluster does not answer.
-    pub(super) fn look_after_members(&self, own: &DaemonStatus) {
-        if self.config.group.spare.is_empty() || judge::waits(own) {
+    pub(super) fn look_after_members(&self, own: &DaemonStatus, begun: Instant) {
+        // The next monitor has more time. This one must not be late for it.
+        let is_late = begun.elapsed() > self.timeout / 4;
+        if self.config.group.spare.is_empty() || judge::waits(own) || is_late {
             return;
         }
         if let Err(error) = self.keep_members(own) {
@@ -183,19 +186,35 @@ impl Instance {
                 self.write_member(here, &["--update", &id])?;
             }
         }
-        if own.role != "leader" {
+        // One that was cut off still leads, as far as it knows.
+        if own.role != "leader" || !own.serving {
             return Ok(());
         }
-        let left = Told::of(own).left;
-        let has_left = |it: &&Node| it.member.is_some_and(|id| left.contains(&id));
-        for node in nodes.iter().filter(has_left) {
-            self.write_member(&node.name, &["--delete"])?;
+        let told = Told::of(own);
+        anyhow::ensure!(
+            !told.voters.is_empty(),
+            "the replica's status names no members"
+        );
+        let newcomer = told.change.as_ref().and_then(|it| it.add);
+        let belongs = |id: u8| told.voters.contains(&id) || newcomer == Some(id);
+        let has_left = |it: &&Node| it.member.is_some_and(|id| !belongs(id));
+        // One in each turn: a monitor has its time, too.
+        if let Some(node) = nodes.iter().find(has_left) {
+            return self.write_member(&node.name, &["--delete"]);
         }
         let size = group.replica.len();
-        if let Some(change) = next(own, &nodes, size, group.replace_after_s) {
-            let asked = self.control().request(&change.request());
-            asked.context("the order to change the members was not taken")?;
+        let Some(change) = next(own, &nodes, size, group.replace_after_s) else {
+            return Ok(());
+        };
+        if let Some((id, _)) = &change.add {
+            // If that host is lost now, it is known whose it was.
+            let is_its = |it: &&Node| it.spare.as_ref().is_some_and(|it| it.0 == *id);
+            if let Some(node) = nodes.iter().find(is_its) {
+                self.write_member(&node.name, &["--update", &id.to_string()])?;
+            }
         }
+        let asked = self.control().request(&change.request());
+        asked.context("the order to change the members was not taken")?;
         Ok(())
     }
 
@@ -240,8 +259,7 @@ mod tests {
           <node id="3" uname="gamma"/>
         </nodes></configuration>
         <status>
-          <node_state id="2" uname="beta" crmd="offline" join="down"/>
-          <node_state id="3" uname="gamma" crmd="online" join="member"><transient_attributes id="3"><instance_attributes id="status-3">
+          <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
             <nvpair id="g" name="plover-shop" value="spare"/><nvpair id="h" name="plover-shop-spare" value="3@192.0.2.13:7700"/>
           </instance_attributes></transient_attributes>
           <lrm id="3"><lrm_resources/></lrm></node_state>
@@ -250,7 +268,6 @@ mod tests {
     fn node(name: &str, member: Option<u8>, spare: Option<u8>) -> Node {
         Node {
             name: name.into(),
-            is_online: spare.is_some(),
             is_away: false,
             member,
             spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
@@ -304,12 +321,13 @@ mod tests {
             None,
             "an operator works on it"
         );
-        let mut online = spare.clone();
-        online[0].is_online = true;
-        let stopped = || silence(9000, true);
-        assert_eq!(ordered(stopped(), &online), None, "it is started again");
-        assert_eq!(ordered(stopped(), &spare), Some((Some(3), Some(0))));
-        assert_eq!(ordered(silent(600), &online), Some((Some(3), Some(0))));
+        let told_to = silence(9000, true);
+        assert_eq!(ordered(told_to, &spare), None, "it was told to stop");
+        assert_eq!(
+            ordered(silent(600), &spare[1..]),
+            None,
+            "its node is unknown"
+        );
         let mut used = silent(600);
         used["left"] = json!([3]);
         assert_eq!(ordered(used, &spare), None, "3 was a member once");
@@ -325,8 +343,19 @@ mod tests {
                 json!([{"id": 0, "s": 900, "stopped": false}, {"id": 3, "s": s, "stopped": true}]);
             json!({"change": change, "silences": silences})
         };
-        assert_eq!(ordered(under_way(30), &epsilon), None);
-        assert_eq!(ordered(under_way(600), &epsilon), Some((None, Some(3))));
+        let begun = [&[node("delta", Some(3), None)][..], &epsilon].concat();
+        assert_eq!(ordered(under_way(30), &begun), None);
+        assert_eq!(ordered(under_way(600), &begun), Some((None, Some(3))));
+        let mut away = begun;
+        away[0].is_away = true;
+        assert_eq!(ordered(under_way(600), &away), None);
+        let waits = [&[node("delta", Some(3), Some(3))][..], &epsilon].concat();
+        assert_eq!(
+            ordered(under_way(600), &waits),
+            None,
+            "it cannot be reached"
+        );
+        assert_eq!(ordered(under_way(600), &epsilon), None, "a person's order");
         let short = json!({"voters": [1, 2], "left": [0, 3]});
         assert_eq!(ordered(short.clone(), &epsilon), Some((Some(4), None)));
         assert_eq!(ordered(short.clone(), &delta), None);

@@ -155,6 +155,14 @@ fn the_nodes_attributes_name_the_leader_and_the_guests_protection() {
     let write = |to: &str| std::fs::write(&file, text.replace("me = 0\n", to)).unwrap();
     write("me = 0\nwarm_witness = \"off\"\n");
     assert_eq!(of(cold()), ["witness", "", ""]);
+    let more = (3..5).map(|id| format!("{{ id = {id}, address = \"192.0.2.1{id}:7700\" }},\n"));
+    let five = text.replace(
+        "]\n[guest]",
+        &format!("{}]\n[guest]", more.collect::<String>()),
+    );
+    assert_ne!(five, text);
+    std::fs::write(&file, five).unwrap();
+    assert_eq!(of(cold()), ["witness", "", ""], "one of the three is warm");
     write("me = 3\nspare = [{ id = 3, address = \"192.0.2.13:7700\" }]\n");
     let spare = json!({"id": 3, "role": "recovering", "view": "0@r0", "isr": [], "waits_to_be_added": true});
     assert_eq!(of(spare), ["spare", "", "3@192.0.2.13:7700"]);

@@ -18,9 +18,10 @@ impl Body {
         let record = self.replica.group_record();
         let is_up_to_date = record.is_of_the_log() && now.config.group.stale(record).is_none();
         if is_up_to_date {
-            let is_member = |key: &str| key.starts_with("group.replica");
+            let is_member =
+                |key: &str| key.starts_with("group.replica") || key.starts_with("group.spare");
             reload.changes.retain(|change| !is_member(&change.key));
-            reload.next.config.group.replica = now.config.group.replica.clone();
+            reload.next.config.group.take_members(&now.config.group);
         }
         // A leader whose uplink is down hands over, and one that does not exist is never up.
         let uplink = reload.next.config.net.uplink.as_deref();

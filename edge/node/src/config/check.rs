@@ -126,10 +126,10 @@ impl GroupConfig {
                 members.len()
             ));
         }
-        if !members.contains(ReplicaId(self.first_leader)) {
+        let first = self.first_leader();
+        if !members.contains(ReplicaId(first)) {
             return mismatch(format!(
-                "group.first_leader = {} has no [[group.replica]]",
-                self.first_leader
+                "group.first_leader = {first} has no [[group.replica]]: leave it out, and it is the lowest id"
             ));
         }
         let newest = self.newest_version();

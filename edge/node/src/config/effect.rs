@@ -42,9 +42,6 @@ pub const KEYS: &[(Effect, &[&str])] = &[
         &[
             "group.hypervisor_timeout_ms",
             "group.warm_mib_per_s",
-            "group.spare",
-            "group.spare.id",
-            "group.spare.address",
             "group.replace_after_s",
             "guest.secondary_nice",
             "net.uplink",
@@ -67,6 +64,9 @@ pub const KEYS: &[(Effect, &[&str])] = &[
     (
         Effect::Restart,
         &[
+            "group.spare",
+            "group.spare.id",
+            "group.spare.address",
             // The lease rests on the timeouts, and the heartbeats fill them (docs/decisions/0053).
             "group.heartbeat_ms",
             "group.timeout_ms",

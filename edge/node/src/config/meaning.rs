@@ -166,7 +166,7 @@ impl ReplicaConfig {
         let contacts = self.group.contacts(&record);
         let voters = record.members.voters;
         // The one that the file names may have left.
-        let named = ReplicaId(self.group.first_leader);
+        let named = ReplicaId(self.group.first_leader());
         let lowest = voters.iter().next().filter(|_| !voters.contains(named));
         let first_leader = lowest.unwrap_or(named);
         plover_replica::Config {

@@ -168,6 +168,15 @@ mod tests {
                 "me = 1\ntimeout_ms = 400",
                 vec![("group.timeout_ms", Restart)],
             ),
+            (
+                "me = 1",
+                "me = 1\nspare = [{ id = 3, address = \"10.77.1.13:7700\" }]",
+                vec![
+                    ("group.spare", Restart),
+                    ("group.spare[0].address", Restart),
+                    ("group.spare[0].id", Restart),
+                ],
+            ),
             ("\"/d\"", "\"/e\"", vec![("disk[0].path", Restart)]),
             (
                 "\"/d\"",
