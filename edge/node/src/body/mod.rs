@@ -256,6 +256,10 @@ impl Body {
             self.turn()?;
         };
         self.service.stopping(&self.in_a_line());
+        // The end waits for other threads, some of it by yielding, which lets no thread run that does not come first.
+        if self.first_until.take().is_some() {
+            host::come_in_turn();
+        }
         if let Some(vm) = &mut self.vm {
             vm.kill();
         }
