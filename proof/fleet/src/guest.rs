@@ -53,7 +53,7 @@ pub struct Guest {
     pub sums: Sums,
 }
 
-/// What a guest has seen.
+/// The account of a guest: times and counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
     pub unavailable_s: f64,

@@ -259,7 +259,7 @@ impl World {
                 self.restart_guests(&gone);
                 // The groups know of it before Pacemaker does.
                 self.look_at_guests(false);
-                self.settle("--node-down", &gone, false)?;
+                self.settle("--node-down", &gone)?;
                 for host in gone {
                     self.expect_replacements(host);
                 }
@@ -268,7 +268,7 @@ impl World {
             Event::Back(hosts) => {
                 hosts.iter().for_each(|it| self.down[*it] -= 1);
                 let back: Vec<usize> = hosts.into_iter().filter(|it| self.down[*it] == 0).collect();
-                self.settle("--node-up", &back, false)
+                self.settle("--node-up", &back)
             }
             Event::Upgrade(host) => {
                 let is_well =
@@ -304,13 +304,13 @@ impl World {
     }
 
     /// Tells Pacemaker that hosts are gone or back.
-    fn settle(&mut self, event: &str, hosts: &[usize], planned: bool) -> Result<()> {
+    fn settle(&mut self, event: &str, hosts: &[usize]) -> Result<()> {
         let before = self.running.clone();
         let events = hosts
             .iter()
             .map(|host| format!("{event}={}", host_name(*host)));
         self.pacemaker.settle(&events.collect::<Vec<_>>())?;
-        self.take_places(&before, planned)
+        self.take_places(&before, false)
     }
 
     fn take_places(&mut self, before: &BTreeSet<Place>, planned: bool) -> Result<()> {

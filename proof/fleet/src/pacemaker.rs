@@ -142,7 +142,7 @@ impl Pacemaker {
         self.settle(&[])
     }
 
-    /// What the agents write when a member is replaced.
+    /// Writes the attributes that the agents write when a member is replaced.
     pub fn replace(&self, guest: usize, old: usize, new: usize, id: u8) -> Result<()> {
         let key = format!("plover-{}-member", guest_name(guest));
         self.attribute(old, &key, &["--delete"])?;

@@ -79,8 +79,13 @@ impl Beside {
         (0..HOSTS).try_for_each(|host| cluster.write(host, &self.name, &self.file(host)?))
     }
 
+    /// The configuration of a member's host.
+    pub fn file_of_a_member(&self) -> Result<String> {
+        self.file(self.members[0])
+    }
+
     /// The configuration of a host.
-    pub fn file(&self, host: u8) -> Result<String> {
+    fn file(&self, host: u8) -> Result<String> {
         let mut table = self.pattern.clone();
         let list = |hosts: Vec<u8>| -> Value {
             let one = |host: u8| {
@@ -141,7 +146,7 @@ impl Beside {
         Ok(table.to_string())
     }
 
-    /// What the first replica that knows a leader says of the group.
+    /// The status of the group, as the first replica tells it that knows a leader.
     pub fn status(&self) -> Option<GroupStatus> {
         let run_dirs = (0..HOSTS).map(|host| self.folder(host).join("run"));
         let answers = run_dirs.map(|dir| GroupStatus::ask(&Control::in_run_dir(&dir)));
@@ -162,12 +167,6 @@ impl Beside {
                 .all(|id| group.replica(*id).is_some_and(|it| it.answers()))
             && roles.iter().all(|role| group.with_role(role).is_some())
             && group.change_in_words().is_none()
-    }
-
-    /// The host that leads.
-    pub fn leader(&self) -> Option<u8> {
-        let id = self.status()?.leader()?.id;
-        self.host_of(id)
     }
 
     fn host_of(&self, id: u8) -> Option<u8> {
@@ -207,7 +206,6 @@ impl Beside {
 }
 
 fn voters(group: &GroupStatus) -> Vec<u8> {
-    let leader = group.leader().and_then(|it| it.more.get("voters"));
-    let list = leader.cloned().unwrap_or_default();
-    serde_json::from_value(list).unwrap_or_default()
+    let leader = group.leader();
+    leader.map(|it| it.ids("voters")).unwrap_or_default()
 }

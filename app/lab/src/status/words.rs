@@ -13,7 +13,7 @@ impl ReplicaStatus {
     }
 
     /// A list of replicas that it names.
-    pub(crate) fn ids(&self, key: &str) -> Vec<u8> {
+    pub fn ids(&self, key: &str) -> Vec<u8> {
         let list = self.more.get(key).cloned().unwrap_or_default();
         serde_json::from_value(list).unwrap_or_default()
     }

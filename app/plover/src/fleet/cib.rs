@@ -52,11 +52,11 @@ impl Cib {
     /// # Errors
     /// The cluster's answer is not understood.
     pub fn plan(&self, wanted: &Elements, guests: &[Guest]) -> Result<Plan> {
-        let xml = format!(
-            "<configuration>{}{}</configuration>",
-            tagged("resources", &wanted.resources),
-            tagged("constraints", &wanted.constraints),
+        let elements = format!(
+            "<resources>{}</resources><constraints>{}</constraints>",
+            wanted.resources, wanted.constraints
         );
+        let xml = format!("<configuration>{elements}</configuration>");
         let live = Document::parse(&self.0).context("the answer of cibadmin is not understood")?;
         let document = Document::parse(&xml).context("a guest's name cannot be written as XML")?;
         let by_id = |id: &str| {
@@ -93,10 +93,8 @@ impl Cib {
             }
         }
         plan.wanted = format!(
-            "<configuration><nodes>{}</nodes>{}{}</configuration>",
+            "<configuration><nodes>{}</nodes>{elements}</configuration>",
             nodes_of_members(&live, &plan.members),
-            tagged("resources", &wanted.resources),
-            tagged("constraints", &wanted.constraints),
         );
         plan.others = guests_of(&live)
             .filter(|name| !plan.guests.contains_key(*name))
@@ -104,10 +102,6 @@ impl Cib {
             .collect();
         Ok(plan)
     }
-}
-
-fn tagged(tag: &str, content: &str) -> String {
-    format!("<{tag}>{content}</{tag}>")
 }
 
 /// The nodes that have an attribute, and its values.

@@ -95,7 +95,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
     Ok(guests.into_values().collect())
 }
 
-/// What follows a guest's name in the attributes of nodes and the ids of its resources.
+/// Attributes of nodes and ids of resources are a guest's name with one of these behind it.
 const OF_ATTRIBUTES: [&str; 4] = ["-protected", "-spare", "-member", "-members"];
 
 /// The node at an address: `ADDRESS=NODE`.

@@ -35,8 +35,8 @@ pub(super) struct Node {
     pub spare: Option<(u8, String)>,
 }
 
-/// The nodes of the cluster in what `cibadmin --query` prints. What a node has forgotten when it is lost, such as a spare
-/// replica, is not in there any more.
+/// The nodes of the cluster, as `cibadmin --query` prints them. A node that is lost forgets some of its attributes, such as that
+/// of a spare replica.
 pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     let document = Document::parse(cib).context("the answer of cibadmin is not understood")?;
     let mut nodes: BTreeMap<&str, Node> = BTreeMap::new();

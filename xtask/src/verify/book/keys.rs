@@ -133,7 +133,7 @@ fn rows(
 ) -> Result<String> {
     let all_default = serde_of(&table.attrs).contains("default");
     let mut rows = String::new();
-    // What is skipped is in no file.
+    // No file has a field that serde skips.
     let fields = table
         .fields
         .iter()
