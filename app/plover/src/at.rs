@@ -6,7 +6,7 @@ use plover_lab::control::Control;
 use std::path::{Path, PathBuf};
 
 /// Where `plover init` puts the run directories: one a guest.
-const RUN: &str = "/run/plover";
+pub const RUN: &str = "/run/plover";
 
 impl At {
     /// The directory to look in.

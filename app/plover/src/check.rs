@@ -7,6 +7,7 @@ mod others;
 mod processors;
 mod state;
 
+use crate::capacity;
 use crate::output;
 use anyhow::Result;
 use plover_node::ReplicaConfig;
@@ -23,8 +24,6 @@ use std::time::{Duration, Instant};
 const PEER_WITHIN: Duration = Duration::from_secs(2);
 /// Connections to a peer, of which the quickest counts.
 const PEER_TRIES: usize = 5;
-/// The replica itself, beside the guest.
-const OWN_MIB: u64 = 64;
 /// Frames of this size reach clients unfragmented. Replicas' connections adapt to any size; larger frames cost less CPU.
 const MTU_USUAL: u32 = 1500;
 /// IFF_TAP and IFF_NO_PI of `linux/if_tun.h`.
@@ -141,24 +140,23 @@ fn hypervisor(report: &mut Report, config: &ReplicaConfig) {
 }
 
 fn memory(report: &mut Report, config: &ReplicaConfig) {
-    let needed = u64::from(config.guest.mem_mib) + OWN_MIB;
+    let needed = capacity::of_replica(config);
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let Some(available) = kib_of(&text, "MemAvailable:").map(|kib| kib / 1024) else {
+    let Some(available) = capacity::mib_of(&text, "MemAvailable:") else {
         return report.add("memory", Verdict::Weak, "/proc/meminfo does not tell");
     };
     let found = format!("{available} MiB are free, {needed} needed");
     if available >= needed {
-        report.add("memory", Verdict::Good, found);
-    } else {
-        let found = format!("{found}: free some, or lower guest.mem_mib on all hosts");
-        report.add("memory", Verdict::Missing, found);
+        return report.add("memory", Verdict::Good, found);
     }
-}
-
-/// The number behind `key` in the text of `/proc/meminfo`.
-fn kib_of(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.starts_with(key))?;
-    line.split_ascii_whitespace().nth(1)?.parse().ok()
+    let found = format!("{found}: free some, or lower guest.mem_mib on all hosts");
+    let is_short_for_the_guest = available < config.guest.mem_mib.into();
+    let verdict = if is_short_for_the_guest {
+        Verdict::Missing
+    } else {
+        Verdict::Weak
+    };
+    report.add("memory", verdict, found);
 }
 
 /// The kernel's device by which a program has a TAP device.
@@ -378,13 +376,6 @@ mod tests {
         let text = report.to_string();
         assert!(text.contains("memory       MISSING  all of it\n"), "{text}");
         assert!(text.ends_with("cannot run here yet; missing: 1\n"));
-    }
-
-    #[test]
-    fn memory_is_read_from_the_kernels_table() {
-        let text = "MemTotal:       100 kB\nMemAvailable:   2048 kB\n";
-        assert_eq!(kib_of(text, "MemAvailable:"), Some(2048));
-        assert_eq!(kib_of(text, "SwapFree:"), None);
     }
 
     #[test]

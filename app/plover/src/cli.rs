@@ -135,11 +135,16 @@ pub enum Command {
     /// Runs until it is ended, and asks the replicas once a second. The page shows who leads, whether the guest is
     /// protected and why not, failovers with their parts, and the last quarter of an hour. A replica that hangs, and a
     /// group that does not answer, are shown as such.
-    #[command(after_help = "Example:\n  plover dash --config /etc/plover/shop-db.toml")]
+    #[command(
+        after_help = "Example:\n  plover dash --config /etc/plover/shop-db.toml\n  plover dash --fleet"
+    )]
     Dash {
         /// The configurations of this host's replicas: one for each guest.
-        #[arg(long = "config", value_name = "FILE", num_args = 1.., required = true)]
+        #[arg(long = "config", value_name = "FILE", num_args = 1.., required_unless_present = "fleet")]
         configs: Vec<PathBuf>,
+        /// Also show all guests of the cluster, as `plover fleet status` does.
+        #[arg(long)]
+        fleet: bool,
         /// The address to listen at. Anybody who reaches it can see the page.
         #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9778")]
         listen: SocketAddr,

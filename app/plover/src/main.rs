@@ -29,6 +29,7 @@
 mod at;
 mod backup;
 mod bench;
+mod capacity;
 mod check;
 mod cli;
 mod dash;
@@ -117,7 +118,11 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Metrics {
             configs, listen, ..
         } => metrics::run(&configs, listen),
-        cli::Command::Dash { configs, listen } => dash::run(&configs, listen),
+        cli::Command::Dash {
+            configs,
+            fleet,
+            listen,
+        } => dash::run(&configs, fleet, listen),
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),

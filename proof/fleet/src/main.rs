@@ -8,7 +8,7 @@
 //! ```
 //!
 //! After each step: a member whose host is there runs; a spare replica runs only while a member is missing; and Pacemaker has
-//! stopped no replica on a host that is there, but spare ones.
+//! stopped no replica on a host that is there, but spare ones. With `--host-mem-mib`, members fit on each host.
 
 mod guest;
 mod pacemaker;
@@ -40,6 +40,9 @@ struct Options {
     /// The memory of each guest, in MiB.
     #[arg(long, default_value_t = 4096)]
     mem_mib: u64,
+    /// The memory that each host has for replicas, in MiB, so that a lost one is replaced only where there is room. 0: enough.
+    #[arg(long, default_value_t = 0)]
+    host_mem_mib: u64,
     /// How long to simulate.
     #[arg(long, default_value_t = 90)]
     days: u64,
@@ -72,6 +75,9 @@ const LOOK_AGAIN_S: f64 = 60.0;
 
 /// The agents look every 10 s.
 const MONITOR_S: u64 = 10;
+
+/// What `plover fleet apply` counts for a replica beside the guest's memory, of 256 MiB or more.
+const BESIDE_MIB: u64 = 256 + 192;
 
 /// Of high availability by restart on shared storage, for comparison: from a host's loss until its guests are up elsewhere.
 const RESTART_S: f64 = 120.0;
@@ -177,6 +183,18 @@ impl World {
             losses: 0,
             options,
         };
+        for host in 0..world.options.hosts {
+            let is_full = world.options.host_mem_mib > 0 && world.room_mib(host) < 0;
+            ensure!(
+                !is_full,
+                "--host-mem-mib: {} of the {} MiB are missing on a host, for its members alone",
+                -world.room_mib(host),
+                world.options.host_mem_mib
+            );
+            if world.options.host_mem_mib > 0 {
+                world.tell_room(host)?;
+            }
+        }
         world.check(&BTreeSet::new())?;
         for host in 0..world.options.hosts {
             world.plan_loss(vec![host]);
@@ -324,6 +342,26 @@ impl World {
         self.down[host] == 0 && self.standby != Some(host)
     }
 
+    fn needs_mib(&self) -> u64 {
+        self.options.mem_mib + BESIDE_MIB
+    }
+
+    /// The memory that members leave on a host, in MiB.
+    fn room_mib(&self, host: usize) -> i64 {
+        let members = self.guests.iter().flat_map(|it| &it.members);
+        let here = members.filter(|it| it.host == host).count() as u64;
+        self.options.host_mem_mib as i64 - (here * self.needs_mib()) as i64
+    }
+
+    fn has_room(&self, host: usize) -> bool {
+        self.options.host_mem_mib == 0 || self.room_mib(host) >= self.needs_mib() as i64
+    }
+
+    /// As the agents do.
+    fn tell_room(&self, host: usize) -> Result<()> {
+        self.pacemaker.tell_room(host, self.room_mib(host))
+    }
+
     /// The rules that hold after each step.
     fn check(&self, before: &BTreeSet<Place>) -> Result<()> {
         for (number, guest) in self.guests.iter().enumerate() {
@@ -345,10 +383,18 @@ impl World {
                 is_missing || !has_spare,
                 "guest {number}: a spare replica runs for nothing"
             );
-            let may_help = |host: usize| self.is_there(host) && guest.spares.contains(&host);
+            let may_help = |host: usize| {
+                self.is_there(host) && guest.spares.contains(&host) && self.has_room(host)
+            };
             ensure!(
                 !is_missing || has_spare || !spares.any(may_help),
                 "guest {number}: no spare replica runs: {guest:?}"
+            );
+        }
+        for host in 0..self.options.hosts {
+            ensure!(
+                self.options.host_mem_mib == 0 || self.room_mib(host) >= 0,
+                "the members on host {host} do not fit"
             );
         }
         for (guest, host) in before.difference(&self.running) {
@@ -398,7 +444,9 @@ impl World {
             return Ok(());
         }
         let mut spares = guest.spares.iter().copied();
-        let new = spares.find(|it| self.down[*it] == 0 && self.running.contains(&(number, *it)));
+        let new = spares.find(|it| {
+            self.down[*it] == 0 && self.running.contains(&(number, *it)) && self.has_room(*it)
+        });
         let Some(new) = new.filter(|_| guest.has_majority()) else {
             let again = Event::Replace {
                 guest: number,
@@ -411,7 +459,14 @@ impl World {
         let id = self.guests[number].replace(self.now_s, old, new);
         // Its operator makes it a spare host once it is back.
         self.guests[number].spares.push(host);
-        self.pacemaker.replace(number, host, new, id)?;
+        let place = format!("{id}, {} MiB", self.needs_mib());
+        self.pacemaker.replace(number, host, new, &place)?;
+        if self.options.host_mem_mib > 0 {
+            self.tell_room(host)?;
+            self.tell_room(new)?;
+            // A replica that waits where there is no room now goes elsewhere.
+            self.settle("", &[])?;
+        }
         self.look_at(number, false);
         Ok(())
     }

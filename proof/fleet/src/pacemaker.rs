@@ -119,6 +119,7 @@ impl Pacemaker {
     pub fn settle(&self, events: &[String]) -> Result<()> {
         let (now, next) = (self.cib(), self.dir.path().join("next.xml"));
         let mut events = events;
+        let mut last = String::new();
         for _ in 0..4 {
             let mut simulate = Command::new("crm_simulate");
             simulate.arg("--simulate").args(events);
@@ -130,9 +131,10 @@ impl Pacemaker {
             if !summary.lines().any(|line| line.trim().starts_with('*')) {
                 return Ok(());
             }
+            last = summary.to_owned();
             events = &[];
         }
-        bail!("the cluster does not come to rest")
+        bail!("the cluster does not come to rest: {last}")
     }
 
     /// Puts a host on standby, or takes it back.
@@ -142,11 +144,16 @@ impl Pacemaker {
         self.settle(&[])
     }
 
+    /// Writes the attribute by which agents say what memory members leave on a host.
+    pub fn tell_room(&self, host: usize, mib: i64) -> Result<()> {
+        self.attribute(host, "plover_room_mib", &["--update", &mib.to_string()])
+    }
+
     /// Writes the attributes that the agents write when a member is replaced.
-    pub fn replace(&self, guest: usize, old: usize, new: usize, id: u8) -> Result<()> {
+    pub fn replace(&self, guest: usize, old: usize, new: usize, place: &str) -> Result<()> {
         let key = format!("plover-{}-member", guest_name(guest));
         self.attribute(old, &key, &["--delete"])?;
-        self.attribute(new, &key, &["--update", &id.to_string()])
+        self.attribute(new, &key, &["--update", place])
     }
 
     fn attribute(&self, host: usize, key: &str, words: &[&str]) -> Result<()> {

@@ -10,6 +10,9 @@ use plover_lab::net::replica_ip;
 use plover_lab::status::GroupStatus;
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
+use std::time::Duration;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use toml::{Table, Value};
 
 /// The number of hosts.
@@ -167,6 +170,43 @@ impl Beside {
                 .all(|id| group.replica(*id).is_some_and(|it| it.answers()))
             && roles.iter().all(|role| group.with_role(role).is_some())
             && group.change_in_words().is_none()
+    }
+
+    /// How long it took, from the order to replace a member until the guest was protected with all copies again, by the logs of
+    /// its replicas since `since`. Nothing if none was replaced.
+    ///
+    /// # Errors
+    /// A log cannot be read.
+    pub fn replaced_in(&self, since: OffsetDateTime) -> Result<Option<Duration>> {
+        let (mut begun, mut ended) = (None, None);
+        for host in 0..HOSTS {
+            let log = self.folder(host).join("state/replica.log");
+            if !log.exists() {
+                continue;
+            }
+            let log = std::fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
+            for line in String::from_utf8_lossy(&log).lines() {
+                let at = line.split_whitespace().next();
+                let at = at.and_then(|at| OffsetDateTime::parse(at, &Rfc3339).ok());
+                let Some(at) = at.filter(|at| *at >= since) else {
+                    continue;
+                };
+                if line.contains(" is to join") && begun.is_none_or(|it| at < it) {
+                    begun = Some(at);
+                }
+                let is_copied = line.contains("the guest is protected: replica")
+                    || line.contains(" has a warm copy");
+                if is_copied && ended.is_none_or(|it| at > it) {
+                    ended = Some(at);
+                }
+            }
+        }
+        let Some(begun) = begun else {
+            return Ok(None);
+        };
+        let ended = ended.filter(|it| *it >= begun);
+        let ended = ended.with_context(|| format!("{}: no copy after the change", self.name))?;
+        Ok(Some((ended - begun).unsigned_abs()))
     }
 
     fn host_of(&self, id: u8) -> Option<u8> {

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use plover_lab::Lab;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A command that runs for all replicas of a lab, until it is dropped. Control sockets are files, so it needs no namespace
@@ -39,9 +39,27 @@ impl Served {
         Self::run(["display".into(), "--run-dir".into(), run_dir])
     }
 
+    /// Starts `plover dash --fleet` without replicas, for a cluster whose `crm_mon` is in this folder, and waits until it
+    /// says where it listens.
+    ///
+    /// # Errors
+    /// It does not start, or says something else.
+    pub fn fleet(folder: &Path) -> Result<Self> {
+        let others = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{}:{others}", folder.display());
+        let mut command = Command::new(program());
+        command.args(["dash", "--fleet"]).env("PATH", path);
+        Self::start_as(command)
+    }
+
     fn run(words: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
-        let mut child = Command::new(program())
-            .args(words)
+        let mut command = Command::new(program());
+        command.args(words);
+        Self::start_as(command)
+    }
+
+    fn start_as(mut command: Command) -> Result<Self> {
+        let mut child = command
             .args(["--listen", "127.0.0.1:0"])
             .stdout(Stdio::piped())
             .spawn()?;

@@ -1,14 +1,16 @@
 //! `plover dash` beside real replicas, in a real browser: its figures are those of `plover status`, and what does not answer
-//! is shown as such.
+//! is shown as such. The same for the guests of a cluster, whose `crm_mon` is a script here.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::status::milliseconds;
 use plover_lab::{Fault, Lab};
 use plover_lab_proof::served::Served;
-use plover_lab_proof::{kill_leader, plover, prove_on, role, wait_for};
+use plover_lab_proof::{kill_leader, plover, progress, prove_on, role, wait_for};
 use serde_json::Value;
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -128,8 +130,8 @@ fn page_has(dash: &Served, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_page_shows_what_the_status_says() {
+/// Whether pages can be drawn. Says so if not.
+fn has_browser() -> bool {
     let has_browser = Path::new(BROWSER).exists();
     if !has_browser {
         // Not by a macro, whose output a passing test hides.
@@ -137,6 +139,81 @@ fn the_page_shows_what_the_status_says() {
             b"\nTHE PAGE OF plover dash IS NOT DRAWN: there is no /usr/bin/chromium (package chromium)\n",
         );
     }
+    has_browser
+}
+
+/// A guest that `alpha` runs, as `crm_mon` prints it, and its attributes.
+fn instance(guest: &str, role: &str, protected: &str) -> (String, String) {
+    let clone = format!(
+        "<clone id=\"{guest}-clone\"><resource id=\"{guest}\" resource_agent=\"ocf:plover:guest\"><node name=\"alpha\"/>\
+         </resource></clone>"
+    );
+    let attributes = format!(
+        "<attribute name=\"plover-{guest}\" value=\"{role}\"/>\
+         <attribute name=\"plover-{guest}-protected\" value=\"{protected}\"/>"
+    );
+    (clone, attributes)
+}
+
+#[test]
+fn the_page_shows_all_guests_of_a_cluster() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (crm_mon, answer) = (folder.path().join("crm_mon"), folder.path().join("answer"));
+    std::fs::write(
+        &crm_mon,
+        format!("#!/bin/sh\nexec cat {}\n", answer.display()),
+    )?;
+    std::fs::set_permissions(&crm_mon, Permissions::from_mode(0o755))?;
+    let (clones, attributes): (String, String) = [
+        instance("t-dash-archive", "leader", "yes"),
+        instance("t-dash-mail", "leader", "no"),
+        instance("t-dash-shop", "secondary", ""),
+    ]
+    .into_iter()
+    .unzip();
+    let cluster = format!(
+        "<pacemaker-result><resources>{clones}</resources>\
+         <node_attributes><node name=\"alpha\">{attributes}</node></node_attributes></pacemaker-result>"
+    );
+    std::fs::write(&answer, cluster)?;
+
+    let (progress, has_browser) = (progress(), has_browser());
+    let dash = Served::fleet(folder.path())?;
+    wait_for(&progress, "the cluster's guests", || {
+        let fleet = &data(&dash)?["fleet"];
+        Ok(fleet["guests"].as_array().is_some_and(|all| all.len() == 3))
+    })?;
+    if has_browser {
+        let page = Browser::start(&dash.url())?.page()?;
+        let sum = "▲ 3 guests: 1 protected, 1 not protected, 1 without a leader";
+        ensure!(shown(&page, "fleet")? == sum, "{page}");
+        let places = ["shop", "mail", "archive"].map(|name| page.find(&format!(">t-dash-{name}<")));
+        ensure!(
+            places[0].is_some() && places.is_sorted(),
+            "{places:?}: not the unwell ones first:\n{page}"
+        );
+    }
+
+    std::fs::remove_file(&answer)?;
+    wait_for(&progress, "the cluster is gone", || {
+        let data = data(&dash)?;
+        let known = data["fleet"]["guests"].as_array().map(Vec::len);
+        Ok(data["fleet"]["trouble"].is_string() && known == Some(3))
+    })?;
+    if has_browser {
+        let page = Browser::start(&dash.url())?.page()?;
+        ensure!(shown(&page, "fleet")? == "? Unknown", "{page}");
+        for word in ["The cluster does not answer", "? Was protected", "s old."] {
+            ensure!(page.contains(word), "no '{word}' on the page:\n{page}");
+        }
+        ensure!(!page.contains("✓"), "something is shown as well:\n{page}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_page_shows_what_the_status_says() {
+    let has_browser = has_browser();
     prove_on("t-dash", Options::default(), |lab, progress| {
         let dash = Served::start(lab, "dash")?;
         wait_for(progress, "protected, after some syncs", || {

@@ -15,6 +15,7 @@ use plover_lab_proof::load::{Client, Pressure};
 use plover_lab_proof::{overlay, program, prove_under};
 use plover_types::SplitMix64;
 use std::time::{Duration, Instant};
+use time::OffsetDateTime;
 
 /// How long guests may take until all is well again. Ten guests are emulated on the CPUs of one machine.
 const WITHIN: Duration = Duration::from_secs(240);
@@ -26,6 +27,8 @@ struct Fleet<'a> {
     clients: Vec<Client>,
     random: SplitMix64,
     replaced: usize,
+    /// How long each replacement took, and whose it was.
+    protected_in: Vec<(Duration, String)>,
 }
 
 #[test]
@@ -58,6 +61,7 @@ fn five_guests_outlive_what_happens_to_five_hosts() {
             clients: Vec::new(),
             random: SplitMix64::new(number("FLEET_SEED", 2)),
             replaced: 0,
+            protected_in: Vec::new(),
         };
         fleet.begin(light)?;
         let until = Instant::now() + span;
@@ -128,7 +132,7 @@ impl Fleet<'_> {
             3..=5 => {
                 self.say(format!("{node} is lost for good"));
                 self.lab.lab().fault(Fault::Kill, host)?;
-                let begun = Instant::now();
+                let (begun, since) = (Instant::now(), OffsetDateTime::now_utc());
                 self.wait("the guests of the lost host are whole without it", |it| {
                     Ok(it.guests.iter().all(Beside::is_whole))
                 })?;
@@ -138,6 +142,12 @@ impl Fleet<'_> {
                 }
                 self.say(format!("all guests are whole without it after {took:.1} s"));
                 self.cluster.start_host(host)?;
+                self.wait_until_all_is_well()?;
+                for guest in &self.guests {
+                    if let Some(it) = guest.replaced_in(since)? {
+                        self.protected_in.push((it, guest.name.clone()));
+                    }
+                }
             }
             6..=8 => {
                 self.say(format!("{node} is emptied"));
@@ -232,7 +242,14 @@ impl Fleet<'_> {
         })
     }
 
-    fn end(self, steps: usize) -> Result<()> {
+    fn end(mut self, steps: usize) -> Result<()> {
+        self.protected_in.sort();
+        let in_words = |it: &(Duration, String)| format!("{} {:.1} s", it.1, it.0.as_secs_f64());
+        let took: Vec<String> = self.protected_in.iter().map(in_words).collect();
+        self.say(format!(
+            "from the change of the members until the guest was whole: {}",
+            took.join(", ")
+        ));
         self.say(format!(
             "{steps} things have happened, {} replicas were replaced",
             self.replaced

@@ -1,6 +1,7 @@
 //! Other guests with a replica on this host: what they must not share.
 
-use super::{OWN_MIB, Report, Verdict, kib_of};
+use super::{Report, Verdict};
+use crate::capacity;
 use plover_node::ReplicaConfig;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,23 +20,38 @@ pub fn others(report: &mut Report, file: &Path, config: &ReplicaConfig) {
         let found = format!("{} with a replica here; they share nothing", others.len());
         report.add("other guests", Verdict::Good, found);
     }
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    if let Some(total) = kib_of(&text, "MemTotal:").filter(|_| !others.is_empty()) {
-        let all = others.iter().map(|(_, other)| other).chain([config]);
-        let needed: u64 = all.map(|one| u64::from(one.guest.mem_mib) + OWN_MIB).sum();
-        memory_of_all(report, needed, total / 1024);
+    let all = || others.iter().map(|(_, other)| other).chain([config]);
+    if let Some(host) = capacity::of_host().filter(|_| !others.is_empty()) {
+        memory_of_all(report, all().map(capacity::of_replica).sum(), host);
+    }
+    let cpus = plover_node::usable_cpus().map_or(0, |cpus| cpus.len());
+    if !others.is_empty() {
+        let vcpus = all().map(|one| one.qemu().vcpus as usize).sum();
+        processors_of_all(report, vcpus, cpus);
     }
 }
 
 fn memory_of_all(report: &mut Report, needed: u64, total: u64) {
-    let mut found = format!("{needed} MiB of this host's {total}");
-    let verdict = if needed < total {
+    let mut found = format!("{needed} MiB of the {total} that this host has for replicas");
+    let verdict = if needed <= total {
         Verdict::Good
     } else {
         found += ": they do not fit all at once; move one to another host";
         Verdict::Weak
     };
     report.add("memory of all guests", verdict, found);
+}
+
+fn processors_of_all(report: &mut Report, vcpus: usize, cpus: usize) {
+    let found = format!("{vcpus} vCPUs on {cpus}");
+    let what = "processors of all guests";
+    if vcpus <= cpus {
+        return report.add(what, Verdict::Good, found);
+    }
+    let found = format!(
+        "{found}: they wait for each other if all work at once, but for those of witnesses"
+    );
+    report.add(what, Verdict::Weak, found);
 }
 
 /// The configurations of other replicas in the folder of `file`. Files of another kind are left out.
@@ -173,10 +189,7 @@ mod tests {
         std::fs::write(folder.path().join("of-a-program.toml"), "[program]\n").unwrap();
         let told = report(&shop);
         assert!(told.contains("ok       1 with a replica here"), "{told}");
-        assert!(
-            told.contains("memory of all guests  ok       640 MiB of"),
-            "{told}"
-        );
+        assert!(told.contains("ok       1408 MiB of"), "{told}");
     }
 
     #[test]
@@ -205,10 +218,10 @@ mod tests {
     fn memory_that_is_not_there_is_counted_before_it_lacks() {
         let mut report = Report::default();
         memory_of_all(&mut report, 5000, 4000);
-        assert!(
-            report
-                .to_string()
-                .contains("weak     5000 MiB of this host's 4000: they do not fit")
-        );
+        processors_of_all(&mut report, 5, 4);
+        assert!(report.to_string().contains("weak     5 vCPUs on 4"));
+        assert!(report.to_string().contains(
+            "weak     5000 MiB of the 4000 that this host has for replicas: they do not fit"
+        ));
     }
 }

@@ -1,14 +1,14 @@
 //! A group, as its replicas on this host tell it.
 
 use super::history::{Failovers, History};
-use super::unix_ms;
+use super::{age_ms, lock, unix_ms};
 use crate::target::Target;
 use plover_lab::logs::{self, Source, ToldLog};
 use plover_lab::status::GroupStatus;
 use plover_node::ReplicaConfig;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a replica of this host may take to tell where its group stands. It waits a second for the others itself.
@@ -156,10 +156,6 @@ impl Group {
     }
 }
 
-fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
-    it.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Known {
     /// Keeps an answer, and returns the replicas that have answered.
     fn learn(
@@ -214,8 +210,4 @@ fn hosts(config: &ReplicaConfig) -> BTreeMap<u8, String> {
     let replicas = config.group.replica.iter();
     let host = |address: std::net::SocketAddr| address.ip().to_string();
     replicas.map(|it| (it.id, host(it.address))).collect()
-}
-
-fn age_ms(then: Instant, now: Instant) -> u64 {
-    now.saturating_duration_since(then).as_millis() as u64
 }

@@ -3,27 +3,31 @@
 //! ```text
 //!   browser ── GET /      ──▶                ── {"op": "group"}, once a second ──▶ control.sock: plover replica
 //!           ── GET /data  ──▶  plover dash  ◀── where all replicas stand ───────        │ asks the others
-//!           ◀── JSON ────────
+//!           ◀── JSON ────────               ── crm_mon, every two seconds, with --fleet ──▶ Pacemaker
 //! ```
 //!
 //! The page is three files in this program, which fetch nothing but `/data` from where they came. Replicas are asked
 //! once a second, however many browsers look, and what they say is kept for a quarter of an hour. The page orders
 //! nothing: every request is a question for the status.
 
+mod fleet;
 mod group;
 mod history;
 #[cfg(test)]
 mod tests;
 
+use crate::at::RUN;
+use crate::fleet::FleetStatus;
 use crate::http::{self, Page};
 use crate::target;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
+use fleet::Fleet;
 use group::Group;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tiny_http::Request;
 
@@ -47,34 +51,46 @@ const HEADERS: &[(&str, &str)] = &[
     ("Cache-Control", "no-store"),
 ];
 
-/// Shows the groups until the process is ended.
-pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
+/// Shows the groups, and with `with_fleet` all guests of the cluster, until the process is ended.
+pub fn run(configs: &[PathBuf], with_fleet: bool, listen: SocketAddr) -> Result<ExitCode> {
     let groups = Group::all_of(&target::configurations(configs)?);
     for group in &groups {
         let group = Arc::clone(group);
-        let asking = move || {
-            loop {
-                let began = Instant::now();
-                group.look();
-                std::thread::sleep(ASK_EVERY.saturating_sub(began.elapsed()));
-            }
-        };
-        let thread = std::thread::Builder::new().name("asks".into());
-        if let Err(error) = thread.spawn(asking) {
-            bail!("cannot start a thread: {error}");
-        }
+        again_and_again(ASK_EVERY, move |_| group.look())?;
+    }
+    let fleet = with_fleet.then(Arc::<Fleet>::default);
+    if let Some(fleet) = fleet.clone() {
+        again_and_again(fleet::ASK_EVERY, move |now| {
+            fleet.look(now, || FleetStatus::ask(Path::new(RUN)));
+        })?;
     }
     let dash = Dash {
         groups,
+        fleet,
         started_unix_ms: unix_ms(),
     };
     http::serve(listen, "the page is", "/", |request| dash.page(request))?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Starts a thread that does this, at most so often, until the process is ended.
+fn again_and_again(every: Duration, act: impl Fn(Instant) + Send + 'static) -> Result<()> {
+    let acting = move || {
+        loop {
+            let began = Instant::now();
+            act(began);
+            std::thread::sleep(every.saturating_sub(began.elapsed()));
+        }
+    };
+    let thread = std::thread::Builder::new().name("asks".into());
+    thread.spawn(acting).context("cannot start a thread")?;
+    Ok(())
+}
+
 #[derive(Debug)]
 struct Dash {
     groups: Vec<Arc<Group>>,
+    fleet: Option<Arc<Fleet>>,
     started_unix_ms: u64,
 }
 
@@ -100,7 +116,8 @@ impl Dash {
         }
     }
 
-    /// All groups in short, and the one that `group=` chooses in full, with the points of its history after `after=`.
+    /// The fleet, all groups in short, and the one that `group=` chooses in full, with the points of its history after
+    /// `after=`. A host without replicas has no groups, and shows the fleet alone.
     fn data(&self, query: &str) -> Option<Value> {
         let number = |key: &str| {
             let fields = query.split('&').filter_map(|field| field.split_once('='));
@@ -108,8 +125,12 @@ impl Dash {
             values.next()?.1.parse::<u64>().ok()
         };
         let chosen = usize::try_from(number("group").unwrap_or(0)).ok()?;
-        let chosen = self.groups.get(chosen)?;
         let now = Instant::now();
+        let group = match self.groups.get(chosen) {
+            Some(group) => group.in_full(now, number("after").unwrap_or(0)),
+            None if self.groups.is_empty() && chosen == 0 => Value::Null,
+            None => return None,
+        };
         let groups: Vec<_> = self
             .groups
             .iter()
@@ -118,10 +139,19 @@ impl Dash {
         Some(json!({
             "started_unix_ms": self.started_unix_ms,
             "now_unix_ms": unix_ms(),
+            "fleet": self.fleet.as_ref().map(|fleet| fleet.to_json(now)),
             "groups": groups,
-            "group": chosen.in_full(now, number("after").unwrap_or(0)),
+            "group": group,
         }))
     }
+}
+
+fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn age_ms(then: Instant, now: Instant) -> u64 {
+    now.saturating_duration_since(then).as_millis() as u64
 }
 
 fn unix_ms() -> u64 {

@@ -1,9 +1,14 @@
 //! The page's memory, and the addresses that it fetches from.
 
+use super::fleet::Fleet;
 use super::history::{Failovers, History};
-use super::{CSS, HEADERS, HTML, JS};
+use super::{CSS, Dash, HEADERS, HTML, JS};
+use crate::fleet::FleetStatus;
+use anyhow::{Result, bail};
 use plover_lab::status::{GroupStatus, ReplicaStatus};
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A leader that has run for so many seconds since `process` started, and taken in 100 frames in each.
 fn leader(id: u8, process: u32, seconds: u64) -> ReplicaStatus {
@@ -134,6 +139,72 @@ fn a_failover_is_told_once_with_its_parts() {
     assert_eq!(told.len(), 1, "the same one");
     assert_eq!(told[0]["protected_within_ms"], 2500);
     assert_eq!(told[0]["protection_awaited"], false);
+}
+
+/// A cluster whose guest `shop` has a leader that is protected.
+fn cluster() -> Result<FleetStatus> {
+    FleetStatus::of(
+        "<pacemaker-result><resources><clone id=\"shop-clone\"><resource id=\"shop\" resource_agent=\"ocf:plover:guest\">\
+         <node name=\"alpha\"/></resource></clone></resources><node_attributes><node name=\"alpha\">\
+         <attribute name=\"plover-shop\" value=\"leader\"/><attribute name=\"plover-shop-protected\" value=\"yes\"/>\
+         </node></node_attributes></pacemaker-result>",
+        &[],
+    )
+}
+
+#[test]
+fn a_cluster_that_does_not_answer_keeps_its_last_answer_and_that_gets_old() {
+    let begin = Instant::now();
+    let at = |seconds: u64| begin + Duration::from_secs(seconds);
+    let fleet = Fleet::default();
+    let nothing = json!({"age_ms": null, "trouble": null, "guests": []});
+    assert_eq!(fleet.to_json(begin), nothing);
+
+    fleet.look(begin, cluster);
+    let shop = json!([
+        {"guest": "shop", "state": "protected", "hosts": {"alpha": "leader"}, "troubles": []}
+    ]);
+    let fresh = json!({"age_ms": 1000, "trouble": null, "guests": shop});
+    assert_eq!(fleet.to_json(at(1)), fresh);
+
+    fleet.look(at(2), || bail!("crm_mon failed: no cluster"));
+    let old = json!({"age_ms": 3000, "trouble": "crm_mon failed: no cluster", "guests": shop});
+    assert_eq!(fleet.to_json(at(3)), old);
+
+    fleet.look(at(4), cluster);
+    assert_eq!(fleet.to_json(at(5)), fresh);
+
+    fleet.look(at(6), || {
+        assert_eq!(fleet.to_json(at(7))["trouble"], Value::Null);
+        let hung = fleet.to_json(at(15));
+        assert_eq!((&hung["age_ms"], &hung["guests"]), (&json!(11_000), &shop));
+        let trouble = hung["trouble"].as_str().unwrap_or_default();
+        assert!(trouble.starts_with("crm_mon has not answered"), "{trouble}");
+        cluster()
+    });
+    let late = fleet.to_json(at(15));
+    assert_eq!(
+        (&late["age_ms"], &late["trouble"]),
+        (&json!(9000), &Value::Null),
+        "as old as the question"
+    );
+}
+
+#[test]
+fn a_host_without_replicas_shows_the_fleet_alone() {
+    let dash = |fleet| Dash {
+        groups: Vec::new(),
+        fleet,
+        started_unix_ms: 0,
+    };
+    let data = dash(Some(Arc::default())).data("group=0&after=0").unwrap();
+    assert_eq!(
+        (&data["group"], &data["groups"]),
+        (&Value::Null, &json!([]))
+    );
+    assert_eq!(data["fleet"]["guests"], json!([]));
+    assert!(dash(Some(Arc::default())).data("group=1").is_none());
+    assert_eq!(dash(None).data("").unwrap()["fleet"], Value::Null);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use super::guests::Guest;
 use super::render::{Elements, Member, places_of};
 use super::{ask, run_tool};
+use crate::capacity::{self, Place};
 use anyhow::{Context, Result};
 use roxmltree::{Document, Node};
 use std::collections::BTreeMap;
@@ -29,8 +30,10 @@ pub struct Plan {
     others: Vec<String>,
     /// The elements to write.
     wanted: String,
-    /// Nodes that are to be known as those of members: name, attribute, replica.
-    members: Vec<(String, String, u8)>,
+    /// Nodes that are to be known as those of members: name, attribute, value.
+    members: Vec<(String, String, Place)>,
+    /// Nodes whose members do not fit: name, what they take, what there is.
+    full: Vec<(String, u64, u64)>,
 }
 
 /// A change that was tried on a copy.
@@ -80,28 +83,43 @@ impl Cib {
                 .extend(stale_places(&live, &document, &guest.name));
         }
         for member in &wanted.members {
-            let key = Member::attribute(&member.guest);
+            let key = capacity::of_member(&member.guest);
             let known: Vec<_> = attributes_of_nodes(&live, &key).collect();
             // A member that the file does not name: they have changed since, and the agents know better.
             let is_of_the_file = |id: &str| {
                 let mut own = wanted.members.iter().filter(|it| it.guest == member.guest);
-                own.any(|it| it.id.to_string() == id)
+                id.parse()
+                    .is_ok_and(|id: Place| own.any(|it| it.place.id == id.id))
             };
-            let is_told = known.iter().any(|(node, _)| *node == member.node);
+            let value = member.place.to_string();
+            let is_told = known.iter().any(|it| *it == (&member.node, &value));
             if !is_told && known.iter().all(|(_, id)| is_of_the_file(id)) {
-                plan.members.push((member.node.clone(), key, member.id));
+                plan.members.push((member.node.clone(), key, member.place));
             }
         }
         plan.wanted = format!(
             "<configuration><nodes>{}</nodes>{elements}</configuration>",
             nodes_of_members(&live, &plan.members),
         );
+        plan.full = full_nodes(&live, &wanted.members);
         plan.others = guests_of(&live)
             .filter(|name| !plan.guests.contains_key(*name))
             .map(str::to_owned)
             .collect();
         Ok(plan)
     }
+}
+
+/// The nodes that have told what memory they have for replicas, and on which less than the members of these guests take.
+fn full_nodes(live: &Document<'_>, members: &[Member]) -> Vec<(String, u64, u64)> {
+    let told = attributes_of_nodes(live, capacity::MEMORY);
+    let told = told.filter_map(|(node, has)| {
+        let has: u64 = has.parse().ok()?;
+        let here = members.iter().filter(|it| it.node == node);
+        let need: u64 = here.map(|it| it.place.memory_mib).sum();
+        (need > has).then(|| (node.to_owned(), need, has))
+    });
+    told.collect()
 }
 
 /// The nodes that have an attribute, and its values.
@@ -119,13 +137,13 @@ fn attributes_of_nodes<'a>(
 
 /// The nodes with the attributes of members, as `crm_attribute` would write them. A node that the cluster has never seen has no
 /// number yet, and its agent writes the attribute.
-fn nodes_of_members(live: &Document<'_>, members: &[(String, String, u8)]) -> String {
+fn nodes_of_members(live: &Document<'_>, members: &[(String, String, Place)]) -> String {
     let nodes = live.descendants().filter(|it| it.has_tag_name("node"));
     let nodes = nodes.filter_map(|it| Some((it.attribute("id")?, it.attribute("uname")?)));
     let one = |(number, name): (&str, &str)| {
         let own = members.iter().filter(|it| it.0 == name);
-        let pairs = own.map(|(_, key, id)| {
-            format!("<nvpair id=\"nodes-{number}-{key}\" name=\"{key}\" value=\"{id}\"/>")
+        let pairs = own.map(|(_, key, place)| {
+            format!("<nvpair id=\"nodes-{number}-{key}\" name=\"{key}\" value=\"{place}\"/>")
         });
         let set = format!(
             "<instance_attributes id=\"nodes-{number}\">{}</instance_attributes>",
@@ -202,13 +220,24 @@ impl fmt::Display for Plan {
                 lacks => writeln!(f, "{name}: {}", lacks.join("; "))?,
             }
         }
-        for (node, key, id) in &self.members {
-            writeln!(f, "{node}: is known as the host of replica {id} ({key})")?;
+        for (node, key, place) in &self.members {
+            writeln!(
+                f,
+                "{node}: is known as the host of replica {}, which takes {} MiB ({key})",
+                place.id, place.memory_mib
+            )?;
         }
         for place in &self.stale {
             writeln!(
                 f,
                 "{place}: is removed, no replica of the guest is there any more"
+            )?;
+        }
+        for (node, need, has) in &self.full {
+            writeln!(
+                f,
+                "{node}: its members need {need} MiB, and it has {has} for replicas (its attribute {}): move one to another host",
+                capacity::MEMORY
             )?;
         }
         for name in &self.others {

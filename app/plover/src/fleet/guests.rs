@@ -1,5 +1,6 @@
 //! The guests of a folder, and the cluster's node for each of their hosts.
 
+use crate::capacity;
 use anyhow::{Context, Result, bail, ensure};
 use plover_node::ReplicaConfig;
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ pub struct Guest {
     pub spares: Vec<IpAddr>,
     /// The guest's memory.
     pub mem_mib: u64,
+    /// The memory that each of its replicas takes.
+    pub needs_mib: u64,
 }
 
 /// Reads the configuration files of a folder.
@@ -61,6 +64,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
                 .map(|it| it.address.ip())
                 .collect(),
             mem_mib: config.guest.mem_mib.into(),
+            needs_mib: capacity::of_replica(&config),
         };
         ensure!(
             guest.members.len() > 1,
@@ -85,10 +89,10 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
         guests.insert(guest.name.clone(), guest);
     }
     for name in guests.keys() {
-        let mut ends = OF_ATTRIBUTES.into_iter().map(|end| format!("{name}{end}"));
+        let mut ends = ENDS.into_iter().map(|end| format!("{name}{end}"));
         if let Some(other) = ends.find(|other| guests.contains_key(other)) {
             bail!(
-                "\"{other}\" is how an attribute of the group \"{name}\" begins: give one of them another group.name"
+                "\"{other}\" is the name of something that the cluster has of the group \"{name}\": give one of them another group.name"
             );
         }
     }
@@ -96,7 +100,19 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
 }
 
 /// Attributes of nodes and ids of resources are a guest's name with one of these behind it.
-const OF_ATTRIBUTES: [&str; 4] = ["-protected", "-spare", "-member", "-members"];
+const ENDS: [&str; 11] = [
+    "-protected",
+    "-spare",
+    "-member",
+    "-members",
+    "-clone",
+    "-meta",
+    "-parameters",
+    "-room",
+    "-start",
+    "-stop",
+    "-monitor",
+];
 
 /// The node at an address: `ADDRESS=NODE`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,8 @@ mod status;
 mod tests;
 mod upgrade;
 
+pub use status::FleetStatus;
+
 use crate::cli::Show;
 use crate::operate;
 use crate::output;
@@ -96,8 +98,8 @@ pub fn run(command: FleetCommand) -> Result<ExitCode> {
             nodes,
         } => apply(&dir, dry_run, &nodes),
         FleetCommand::Status { show, run_dir } => {
-            let look = || status::FleetStatus::ask(&run_dir);
-            operate::show(&show, look, status::FleetStatus::to_json)?;
+            let look = || FleetStatus::ask(&run_dir);
+            operate::show(&show, look, FleetStatus::to_json)?;
             Ok(ExitCode::SUCCESS)
         }
         FleetCommand::Upgrade {

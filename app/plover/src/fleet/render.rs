@@ -7,8 +7,10 @@
 //! | `on-fail=block` at `stop` | a replica that refuses to stop holds the guest: Pacemaker must leave it, and must not fence its host |
 //! | `resource-discovery=exclusive` | the guest runs on these nodes, and others are not even asked |
 //! | a rule on `plover-NAME-member` (guests with spare hosts) | a member that comes back gets its place again; a spare host has a replica only while one is missing |
+//! | a rule on `plover_room_mib` (the same) | a spare host without room for the replica gets none; members stay where they are. Not `utilization`: with it Pacemaker stops members to make room for others (docs/decisions/0077) |
 
 use super::guests::{Guest, Hosts};
+use crate::capacity::{self, Place};
 use anyhow::{Result, ensure};
 
 /// Time that a stop takes beside a copy of the guest's memory: orders, the hand-over, and the end of the process.
@@ -30,7 +32,7 @@ pub struct Elements {
     pub resources: String,
     /// Their places.
     pub constraints: String,
-    /// The nodes of members, of guests with spare hosts.
+    /// The nodes of members.
     pub members: Vec<Member>,
 }
 
@@ -41,15 +43,8 @@ pub struct Member {
     pub guest: String,
     /// The node's name.
     pub node: String,
-    /// The replica.
-    pub id: u8,
-}
-
-impl Member {
-    /// The attribute of the node that says so.
-    pub fn attribute(guest: &str) -> String {
-        format!("plover-{guest}-member")
-    }
+    /// The replica, and what it takes.
+    pub place: Place,
 }
 
 /// Renders all guests.
@@ -72,15 +67,19 @@ pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
         elements.resources += &clone(guest, guest.members.len());
         if !guest.spares.is_empty() {
             elements.constraints += &prefer_members(&guest.name);
-            let members = guest.members.iter().zip(nodes);
-            elements
-                .members
-                .extend(members.map(|((id, _), node)| Member {
-                    guest: guest.name.clone(),
-                    node: node.into(),
-                    id: *id,
-                }));
+            elements.constraints += &need_room(&guest.name, guest.needs_mib);
         }
+        let members = guest.members.iter().zip(nodes);
+        elements
+            .members
+            .extend(members.map(|((id, _), node)| Member {
+                guest: guest.name.clone(),
+                node: node.into(),
+                place: Place {
+                    id: *id,
+                    memory_mib: guest.needs_mib,
+                },
+            }));
     }
     Ok(elements)
 }
@@ -129,7 +128,21 @@ fn prefer_members(name: &str) -> String {
     format!(
         "<rsc_location id=\"{name}-members\" rsc=\"{name}-clone\"><rule id=\"{name}-members-rule\" score=\"{MEMBER_SCORE}\">\
          <expression id=\"{name}-members-is\" attribute=\"{}\" operation=\"defined\"/></rule></rsc_location>",
-        Member::attribute(name)
+        capacity::of_member(name)
+    )
+}
+
+/// Nodes that lack memory for one more replica are for none but members. These keep the same score on all nodes: if one had a
+/// lower one, Pacemaker would exchange instances.
+fn need_room(name: &str, needs_mib: u64) -> String {
+    format!(
+        "<rsc_location id=\"{name}-room\" rsc=\"{name}-clone\">\
+         <rule id=\"{name}-room-rule\" score=\"-INFINITY\" boolean-op=\"and\">\
+         <expression id=\"{name}-room-for\" attribute=\"{}\" operation=\"not_defined\"/>\
+         <expression id=\"{name}-room-is\" attribute=\"{}\" operation=\"lt\" value=\"{needs_mib}\" type=\"integer\"/>\
+         </rule></rsc_location>",
+        capacity::of_member(name),
+        capacity::ROOM
     )
 }
 

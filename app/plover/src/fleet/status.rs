@@ -97,7 +97,8 @@ impl FleetStatus {
         Self::of(cluster, &local)
     }
 
-    pub(super) fn of(cluster: &str, local: &[GroupStatus]) -> Result<Self> {
+    /// The same, with what replicas of this host have answered.
+    pub fn of(cluster: &str, local: &[GroupStatus]) -> Result<Self> {
         let document = parsed(cluster)?;
         let clones = document
             .descendants()
@@ -227,6 +228,11 @@ impl GuestStatus {
                     troubles.push(format!("{node}: has failed: `crm_mon -1` says why"));
                 }
             }
+        }
+        if stopped > 0 && !hosts.is_empty() {
+            troubles.push(format!(
+                "{stopped} of its replicas do not run: no other host of the guest is there, or has room."
+            ));
         }
         let leader = hosts
             .iter()

@@ -52,6 +52,22 @@ fn with_all(guests: &[Guest]) -> String {
             "<constraints/>",
             &format!("<constraints>{}</constraints>", wanted.constraints),
         )
+        .replace(
+            "<configuration>",
+            &format!("<configuration><nodes>{}</nodes>", nodes(&wanted)),
+        )
+}
+
+/// Nodes that are known as those of all members.
+fn nodes(wanted: &render::Elements) -> String {
+    let members = wanted.members.iter().map(|it| {
+        let key = crate::capacity::of_member(&it.guest);
+        format!(
+            "<node uname=\"{}\"><instance_attributes><nvpair name=\"{key}\" value=\"{}\"/></instance_attributes></node>",
+            it.node, it.place
+        )
+    });
+    members.collect()
 }
 
 #[test]
@@ -140,7 +156,12 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
     let wanted = render::all(&guests, &Hosts::new(&cmap, &[])).unwrap();
     let max = "name=\"clone-max\" value=\"3\"";
     assert!(wanted.resources.contains(max), "{}", wanted.resources);
-    for part in ["id=\"shop-on-delta\"", "attribute=\"plover-shop-member\""] {
+    let room = "attribute=\"plover_room_mib\" operation=\"lt\" value=\"948\"";
+    for part in [
+        "id=\"shop-on-delta\"",
+        "attribute=\"plover-shop-member\"",
+        room,
+    ] {
         assert!(wanted.constraints.contains(part), "{}", wanted.constraints);
     }
     let told = |live: &str| {
@@ -156,7 +177,7 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
     }
     assert!(!new.contains("delta: is known"), "{new}");
     let known = |node: &str, id: u8| {
-        let pair = format!("<nvpair name=\"plover-shop-member\" value=\"{id}\"/>");
+        let pair = format!("<nvpair name=\"plover-shop-member\" value=\"{id}, 948 MiB\"/>");
         let node = format!(
             "<node uname=\"{node}\"><instance_attributes>{pair}</instance_attributes></node>"
         );
@@ -183,6 +204,34 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
 }
 
 #[test]
+fn members_that_do_not_fit_on_a_host_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    write(folder.path(), "mail.toml", "mail", 3);
+    let guests = guests::read(folder.path()).unwrap();
+    let has = |node: &str, mib: u32| {
+        let pair = format!("<nvpair name=\"plover_memory_mib\" value=\"{mib}\"/>");
+        format!("<node uname=\"{node}\"><instance_attributes>{pair}</instance_attributes></node>")
+    };
+    // Each takes 500 + 256 + 192 MiB.
+    let nodes = has("alpha", 2 * 948) + &has("beta", 2 * 948 - 1);
+    let told = plan(
+        &guests,
+        &EMPTY.replace(
+            "<resources/>",
+            &format!("<nodes>{nodes}</nodes><resources/>"),
+        ),
+    );
+    assert!(
+        told.contains("beta: its members need 1896 MiB, and it has 1895"),
+        "{told}"
+    );
+    for well in ["alpha: its members", "gamma: its members"] {
+        assert!(!told.contains(well), "{told}");
+    }
+}
+
+#[test]
 fn mistakes_in_the_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |words: &str| {
@@ -194,7 +243,7 @@ fn mistakes_in_the_folder_are_refused() {
     write(folder.path(), "shop-1.toml", "shop", 3);
     refused("are both of the group \"shop\"");
     write(folder.path(), "shop-1.toml", "shop-spare", 3);
-    refused("\"shop-spare\" is how an attribute of the group \"shop\" begins");
+    refused("\"shop-spare\" is the name of something that the cluster has of the group \"shop\"");
     std::fs::write(folder.path().join("shop-1.toml"), "[group]\n").unwrap();
     refused("shop-1.toml");
 }

@@ -40,6 +40,9 @@ const SYSTEMD: &str = "/run/systemd/system";
 impl Instance {
     pub(super) fn monitor(&self) -> Outcome {
         let begun = Instant::now();
+        if self.is_probe {
+            self.tell_memory();
+        }
         match self.ask() {
             Ok(own) => {
                 self.set_attributes(&judge::attributes(&own, &self.config.group));

@@ -9,10 +9,14 @@
 //! Pacemaker knows by the last attribute, which outlives the node, where replicas belong: a host that comes back before it was
 //! replaced gets its replica again, and the spare one ends. One that was replaced gets none.
 //!
+//! The attribute says what memory the member takes, too, and another one what the node has: a lost member is replaced only on a
+//! node with room for it (docs/decisions/0077).
+//!
 //! Only the leader's agent decides, since only a leader has the majority that a change takes. An order that is given twice, or by
 //! a replica that leads no more, is refused by the group (docs/decisions/0047).
 
 use super::{Instance, judge};
+use crate::capacity::{self, Place};
 use anyhow::{Context, Result};
 use plover_lab::control::DaemonStatus;
 use plover_lab::operate::MemberChange;
@@ -30,7 +34,13 @@ pub(super) struct Node {
     /// It is to have no replicas: an operator works on it.
     pub is_away: bool,
     /// The member whose host it is.
-    pub member: Option<u8>,
+    pub member: Option<Place>,
+    /// The memory that it has for replicas, in MiB, if it has told that.
+    pub memory_mib: Option<i64>,
+    /// The memory that members of other guests take there.
+    pub taken_mib: i64,
+    /// What the node tells to be left: for the rule by which Pacemaker finds a node for a spare replica.
+    pub room_told: Option<i64>,
     /// The replica that waits there to be added, and its address.
     pub spare: Option<(u8, String)>,
 }
@@ -65,14 +75,40 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
             };
             let is_yes = matches!(value, "on" | "true" | "yes" | "1");
             let own = key.strip_prefix("plover-");
+            let place = || value.parse::<Place>().ok();
             match own.and_then(|it| it.strip_prefix(guest)) {
-                Some("-member") => node.member = value.parse().ok(),
+                Some("-member") => node.member = place(),
                 Some("-spare") => node.spare = spare(value),
-                _ => node.is_away |= is_yes && matches!(key, "standby" | "maintenance"),
+                _ if own.is_some_and(|it| it.ends_with("-member")) => {
+                    node.taken_mib += place().map_or(0, |it| it.memory_mib as i64);
+                }
+                _ => match key {
+                    capacity::MEMORY => node.memory_mib = value.parse().ok(),
+                    capacity::ROOM => node.room_told = value.parse().ok(),
+                    "standby" | "maintenance" => node.is_away |= is_yes,
+                    _ => {}
+                },
             }
         }
     }
     Ok(nodes.into_values().collect())
+}
+
+impl Node {
+    /// The memory that members of other guests leave. Without a word of the node there is room for all.
+    fn room_mib(&self) -> i64 {
+        self.memory_mib.map_or(i64::MAX, |it| it - self.taken_mib)
+    }
+
+    fn is_of(&self, id: u8) -> bool {
+        self.member.is_some_and(|it| it.id == id)
+    }
+
+    /// What all members leave, if the node has told what it has.
+    fn left_mib(&self) -> Option<i64> {
+        let own = self.member.map_or(0, |it| it.memory_mib as i64);
+        Some(self.memory_mib? - self.taken_mib - own)
+    }
 }
 
 /// `ID@ADDRESS`.
@@ -111,19 +147,26 @@ impl Told {
     }
 }
 
-/// The change of the members that a leader is to be ordered now, if any, in a group that has `size` of them.
-pub(super) fn next(
-    own: &DaemonStatus,
-    nodes: &[Node],
-    size: usize,
-    after_s: u64,
-) -> Option<MemberChange> {
+/// The rules of a group, by its configuration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// The number of its members.
+    pub size: usize,
+    /// `group.replace_after_s`.
+    pub after_s: u64,
+    /// What a replica takes.
+    pub memory_mib: u64,
+}
+
+/// The change of the members that a leader is to be ordered now, if any.
+pub(super) fn next(own: &DaemonStatus, nodes: &[Node], rules: Rules) -> Option<MemberChange> {
+    let after_s = rules.after_s;
     let told = Told::of(own);
     let silent = |id: u8| {
         let mut silent = told.silences.iter();
         silent.find(|it| it.id == id && after_s > 0 && it.s >= after_s)
     };
-    let node_of = |id: u8| nodes.iter().find(|it| it.member == Some(id));
+    let node_of = |id: u8| nodes.iter().find(|it| it.is_of(id));
     if let Some(change) = &told.change {
         // A new host that has begun, and was lost: another one can be added then. One that waits still cannot be reached, and
         // `plover status` says what to look at.
@@ -144,10 +187,13 @@ pub(super) fn next(
         silent(id).is_some_and(|it| !it.stopped) && node_of(id).is_some_and(|it| !it.is_away)
     };
     let mut others = told.voters.iter().copied().filter(|id| *id != own.id);
-    let is_short = told.voters.len() < size;
+    let is_short = told.voters.len() < rules.size;
     let remove = others.find(|id| !is_short && is_lost(*id));
     let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
-    let mut waiting = nodes.iter().filter_map(|it| it.spare.as_ref());
+    let with_room = nodes
+        .iter()
+        .filter(|it| it.room_mib() >= rules.memory_mib as i64);
+    let mut waiting = with_room.filter_map(|it| it.spare.as_ref());
     let add = waiting.find(|(id, _)| is_new(*id)).cloned();
     (add.is_some() && (is_short && after_s > 0 || remove.is_some()))
         .then_some(MemberChange { add, remove })
@@ -166,7 +212,7 @@ impl Instance {
     pub(super) fn look_after_members(&self, own: &DaemonStatus, begun: Instant) {
         // The next monitor has more time. This one must not be late for it.
         let is_late = begun.elapsed() > self.timeout / 4;
-        if self.config.group.spare.is_empty() || judge::waits(own) || is_late {
+        if judge::waits(own) || is_late {
             return;
         }
         if let Err(error) = self.keep_members(own) {
@@ -177,13 +223,15 @@ impl Instance {
 
     fn keep_members(&self, own: &DaemonStatus) -> Result<()> {
         let group = &self.config.group;
-        let nodes = nodes(&self.cluster(&["cibadmin", "--query"])?, &group.name)?;
-        let here = self.node.as_deref();
-        if let Some(here) = here.filter(|_| belongs(own)) {
-            let is_told = |it: &Node| it.name == here && it.member == Some(own.id);
-            if !nodes.iter().any(is_told) {
-                let id = own.id.to_string();
-                self.write_member(here, &["--update", &id])?;
+        let nodes = self.nodes()?;
+        let memory_mib = capacity::of_replica(&self.config);
+        let place = |id: u8| Place { id, memory_mib };
+        let here = nodes.iter().find(|it| Some(&it.name) == self.node.as_ref());
+        if let Some(here) = here {
+            self.tell_room(here)?;
+            let is_told = here.member == Some(place(own.id));
+            if belongs(own) && !is_told {
+                self.write_member(&here.name, Some(place(own.id)))?;
             }
         }
         // One that was cut off still leads, as far as it knows.
@@ -191,26 +239,36 @@ impl Instance {
             return Ok(());
         }
         let told = Told::of(own);
-        anyhow::ensure!(
-            !told.voters.is_empty(),
-            "the replica's status names no members"
-        );
+        if told.voters.is_empty() {
+            // Both of a pair stay.
+            return Ok(());
+        }
         let newcomer = told.change.as_ref().and_then(|it| it.add);
         let belongs = |id: u8| told.voters.contains(&id) || newcomer == Some(id);
-        let has_left = |it: &&Node| it.member.is_some_and(|id| !belongs(id));
+        let has_left = |it: &&Node| it.member.is_some_and(|it| !belongs(it.id));
         // One in each turn: a monitor has its time, too.
         if let Some(node) = nodes.iter().find(has_left) {
-            return self.write_member(&node.name, &["--delete"]);
+            return self.write_member(&node.name, None);
         }
-        let size = group.replica.len();
-        let Some(change) = next(own, &nodes, size, group.replace_after_s) else {
+        let rules = Rules {
+            size: group.replica.len(),
+            after_s: group.replace_after_s,
+            memory_mib,
+        };
+        let Some(change) = next(own, &nodes, rules) else {
             return Ok(());
         };
         if let Some((id, _)) = &change.add {
             // If that host is lost now, it is known whose it was.
             let is_its = |it: &&Node| it.spare.as_ref().is_some_and(|it| it.0 == *id);
             if let Some(node) = nodes.iter().find(is_its) {
-                self.write_member(&node.name, &["--update", &id.to_string()])?;
+                self.write_member(&node.name, Some(place(*id)))?;
+                // Another guest may have taken the same room at this moment. The later one finds both, and gives way.
+                let nodes = self.nodes()?;
+                let is_full = |it: &&Node| it.room_mib() < memory_mib as i64;
+                if nodes.iter().filter(is_its).any(|it| is_full(&it)) {
+                    return self.write_member(&node.name, None);
+                }
             }
         }
         let asked = self.control().request(&change.request());
@@ -218,11 +276,68 @@ impl Instance {
         Ok(())
     }
 
-    fn write_member(&self, node: &str, words: &[&str]) -> Result<()> {
-        let name = format!("plover-{}-member", self.config.group.name);
-        let begin = ["crm_attribute", "--node", node, "--name", &name];
-        let end = ["--lifetime", "forever"];
-        self.cluster(&[&begin, words, &end].concat()).map(drop)
+    /// Writes down what memory this node has for replicas, unless that is written already: an operator may have chosen it.
+    /// Nothing is done if the cluster does not answer.
+    pub(super) fn tell_memory(&self) {
+        let told = self.nodes().and_then(|nodes| {
+            let here = nodes.iter().find(|it| Some(&it.name) == self.node.as_ref());
+            let Some(here) = here else { return Ok(()) };
+            let Some(has) = capacity::of_host().filter(|_| here.memory_mib.is_none()) else {
+                return self.tell_room(here);
+            };
+            self.write(
+                &here.name,
+                capacity::MEMORY,
+                "forever",
+                Some(&has.to_string()),
+            )?;
+            self.tell_room(&Node {
+                memory_mib: Some(has as i64),
+                ..here.clone()
+            })
+        });
+        if let Err(error) = told {
+            eprintln!("the memory of this node is not told: {error:#}");
+        }
+    }
+
+    /// Writes down what memory the members leave here.
+    fn tell_room(&self, here: &Node) -> Result<()> {
+        let Some(left) = here.left_mib().filter(|it| here.room_told != Some(*it)) else {
+            return Ok(());
+        };
+        self.write(
+            &here.name,
+            capacity::ROOM,
+            "reboot",
+            Some(&left.to_string()),
+        )
+    }
+
+    fn nodes(&self) -> Result<Vec<Node>> {
+        let cib = self.cluster(&["cibadmin", "--query"])?;
+        nodes(&cib, &self.config.group.name)
+    }
+
+    fn write_member(&self, node: &str, place: Option<Place>) -> Result<()> {
+        let name = capacity::of_member(&self.config.group.name);
+        let value = place.map(|it| it.to_string());
+        self.write(node, &name, "forever", value.as_deref())
+    }
+
+    /// Writes an attribute of a node, or deletes it.
+    fn write(&self, node: &str, name: &str, lifetime: &str, value: Option<&str>) -> Result<()> {
+        let begin = [
+            "crm_attribute",
+            "--node",
+            node,
+            "--name",
+            name,
+            "--lifetime",
+            lifetime,
+        ];
+        let end = value.map_or(vec!["--delete"], |value| vec!["--update", value]);
+        self.cluster(&[&begin[..], &end].concat()).map(drop)
     }
 
     /// Runs a program of the cluster for a few seconds at most, and returns its output.
@@ -251,10 +366,10 @@ mod tests {
     const CIB: &str = r#"<cib><configuration>
         <nodes>
           <node id="1" uname="alpha"><instance_attributes id="nodes-1">
-            <nvpair id="a" name="plover-shop-member" value="0"/><nvpair id="b" name="standby" value="on"/>
-            <nvpair id="c" name="plover-shop-2-member" value="7"/></instance_attributes></node>
+            <nvpair id="a" name="plover-shop-member" value="0, 948 MiB"/><nvpair id="b" name="standby" value="on"/>
+            <nvpair id="c" name="plover-shop-2-member" value="7, 500 MiB"/><nvpair id="m" name="plover_memory_mib" value="2000"/></instance_attributes></node>
           <node id="2" uname="beta"><instance_attributes id="nodes-2">
-            <nvpair id="d" name="plover-shop-member" value="1"/><nvpair id="e" name="standby" value="off"/></instance_attributes>
+            <nvpair id="d" name="plover-shop-member" value="1, 948 MiB"/><nvpair id="e" name="standby" value="off"/></instance_attributes>
             <utilization id="u"><nvpair id="f" name="standby" value="1"/></utilization></node>
           <node id="3" uname="gamma"/>
         </nodes></configuration>
@@ -268,23 +383,42 @@ mod tests {
     fn node(name: &str, member: Option<u8>, spare: Option<u8>) -> Node {
         Node {
             name: name.into(),
-            is_away: false,
-            member,
+            member: member.map(place),
             spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
+            ..Node::default()
         }
     }
+
+    fn place(id: u8) -> Place {
+        Place {
+            id,
+            memory_mib: 948,
+        }
+    }
+
+    const RULES: Rules = Rules {
+        size: 3,
+        after_s: 600,
+        memory_mib: 948,
+    };
 
     #[test]
     fn members_and_spare_replicas_are_found_in_the_cluster() {
         let mut alpha = node("alpha", Some(0), None);
         alpha.is_away = true;
+        alpha.memory_mib = Some(2000);
+        alpha.taken_mib = 500;
         let all = [
             alpha,
             node("beta", Some(1), None),
             node("gamma", None, Some(3)),
         ];
         assert_eq!(nodes(CIB, "shop").unwrap(), all);
-        assert_eq!(nodes(CIB, "shop-2").unwrap()[0].member, Some(7));
+        assert_eq!(all[0].left_mib(), Some(2000 - 500 - 948));
+        assert_eq!(all[1].left_mib(), None, "it has not told");
+        let other = &nodes(CIB, "shop-2").unwrap()[0];
+        assert!(other.is_of(7));
+        assert_eq!(other.room_mib(), 2000 - 948, "its own member moves nowhere");
         assert!(nodes("<cib>", "shop").is_err());
     }
 
@@ -295,7 +429,7 @@ mod tests {
             own[key] = value.clone();
         }
         let own = serde_json::from_value(own).unwrap();
-        let change = next(&own, nodes, 3, 600)?;
+        let change = next(&own, nodes, RULES)?;
         Some((change.add.map(|(id, _)| id), change.remove))
     }
 
@@ -314,6 +448,12 @@ mod tests {
         assert_eq!(ordered(silent(599), &spare), None);
         assert_eq!(ordered(silent(600), &spare), Some((Some(3), Some(0))));
         assert_eq!(ordered(silent(600), &members), None, "nobody waits");
+        let mut full = spare.clone();
+        full[3].memory_mib = Some(1000);
+        full[3].taken_mib = 53;
+        assert_eq!(ordered(silent(600), &full), None, "no room is there");
+        full[3].taken_mib = 52;
+        assert_eq!(ordered(silent(600), &full), Some((Some(3), Some(0))));
         let mut standby = spare.clone();
         standby[0].is_away = true;
         assert_eq!(
@@ -361,7 +501,11 @@ mod tests {
         assert_eq!(ordered(short.clone(), &delta), None);
         let own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1], "voters": [1, 2], "left": [0, 3]});
         let own = serde_json::from_value(own).unwrap();
-        assert!(next(&own, &epsilon, 3, 0).is_none(), "never by itself");
+        let never = Rules {
+            after_s: 0,
+            ..RULES
+        };
+        assert!(next(&own, &epsilon, never).is_none(), "never by itself");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `start` | starts the replica, waits until it answers, and takes back an earlier `plover drain` |
 //! | `stop` | drains, then ends the replica; refuses while the group would be worse off than with one member less |
-//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node. On the leader's node it has a lost member replaced (`members.rs`) |
+//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node. On the leader's node it has a lost member replaced (`members.rs`). The first one on a node writes what memory that has for replicas |
 //! | `reload-agent` | nothing: changed parameters count from the next action on |
 //! | `validate-all` | reads the configuration file |
 //! | `meta-data` | describes all this |
@@ -90,6 +90,8 @@ struct Instance {
     timeout: Duration,
     /// This node's name, if Pacemaker says it.
     node: Option<String>,
+    /// Pacemaker does not know yet whether the replica runs here.
+    is_probe: bool,
 }
 
 impl Instance {
@@ -112,6 +114,7 @@ impl Instance {
             config,
             timeout: timeout.map_or(TIMEOUT, Duration::from_millis),
             node: variable("OCF_RESKEY_CRM_meta_on_node").and_then(|it| it.into_string().ok()),
+            is_probe: variable("OCF_RESKEY_CRM_meta_interval").is_some_and(|it| it == "0"),
         })
     }
 

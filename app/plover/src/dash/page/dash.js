@@ -5,6 +5,8 @@ const ASK_EVERY_MS = 1000;
 const ANSWER_WITHIN_MS = 5000;
 // An answer of the replicas takes up to three seconds when one of them hangs.
 const STALE_AFTER_MS = 4000;
+// The cluster is asked every two seconds. An answer takes up to three more when a replica of that host hangs.
+const FLEET_STALE_AFTER_MS = 10000;
 // Points further apart than this are not joined by a line.
 const GAP_MS = 5000;
 
@@ -51,6 +53,7 @@ function take(data, asked) {
   if (asked !== chosen()) return; // another group was chosen meanwhile
   page.data = data;
   page.received = performance.now();
+  if (!data.group) return;
   const last = page.points.length ? page.points[page.points.length - 1].n : 0;
   page.points.push(...data.group.points.filter((point) => point.n > last));
   const oldest = data.now_unix_ms - 900_000;
@@ -129,8 +132,15 @@ function vary(node, properties) {
 function render() {
   renderAlarm();
   if (!page.data) return;
-  const group = page.data.group;
+  const { fleet, group } = page.data;
   document.querySelector("main").hidden = false;
+  $("fleet").hidden = fleet === null;
+  $("group").hidden = group === null;
+  if (fleet) renderFleet(fleet);
+  if (group) renderGroup(group);
+}
+
+function renderGroup(group) {
   renderGroups();
   renderSummary(group);
   renderPicture(group);
@@ -141,18 +151,21 @@ function render() {
   renderLog(group);
 }
 
-const ageOf = (group) => (group.age_ms === null ? null : group.age_ms + sinceReceived());
+// The age of what is known of a group or of the fleet.
+const ageOf = (it) => (it.age_ms === null ? null : it.age_ms + sinceReceived());
 const isLost = () => !page.data || sinceReceived() > STALE_AFTER_MS;
 
 function renderAlarm() {
   const group = page.data && page.data.group;
-  const known = group && ageOf(group);
-  const shown = known === null ? "Nothing is known of the group yet." : `What is shown here is ${span(known)} old.`;
+  // The upper right corner shows the age of the group, or without one, of the fleet.
+  const first = page.data && (group ?? page.data.fleet);
+  const known = first && ageOf(first);
+  const shown = known === null ? `Nothing is known of the ${group ? "group" : "cluster"} yet.` : `What is shown here is ${span(known)} old.`;
   let what = null;
-  let age = group ? shown : "";
-  if (!group && performance.now() > STALE_AFTER_MS) {
+  let age = first ? shown : "";
+  if (!first && performance.now() > STALE_AFTER_MS) {
     what = `No answer from plover dash at ${location.host} yet: it does not run, or the network is cut.`;
-  } else if (group && isLost()) {
+  } else if (first && isLost()) {
     what = `No answer from plover dash at ${location.host}.`;
     age = `That is so for ${span(sinceReceived())}. ${shown}`;
   } else if (group && group.trouble) {
@@ -161,12 +174,85 @@ function renderAlarm() {
     what = "The replica of this host is slow to answer.";
   }
   $("age").textContent = known === null ? "" : `as of ${span(known)} ago`;
-  document.body.classList.toggle("stale", what !== null && group !== null);
-  $("alarm").hidden = what === null;
-  // The first part is read aloud when it appears, and not again while the seconds of the second one count on.
-  if ($("alarm-what").textContent !== (what ?? "")) $("alarm-what").textContent = what ?? "";
-  $("alarm-age").textContent = age;
+  $("group").classList.toggle("stale", what !== null);
+  alarm("alarm", what, age);
 }
+
+// The first part is read aloud when it appears, and not again while the seconds of the second one count on.
+function alarm(id, what, age) {
+  $(id).hidden = what === null;
+  if ($(`${id}-what`).textContent !== (what ?? "")) $(`${id}-what`).textContent = what ?? "";
+  $(`${id}-age`).textContent = age;
+}
+
+// ---- The fleet
+
+// The states as `plover fleet status` writes them, and in a sentence.
+const FLEET = {
+  protected: [...STATES.protected, "protected"],
+  unreplicated: [...STATES.unreplicated, "unreplicated"],
+  "NOT PROTECTED": [...STATES.unprotected, "not protected"],
+  "NO LEADER": ["✕", "No leader", "without a leader"],
+};
+const LOUD = ["NO LEADER", "NOT PROTECTED"];
+const isLoud = (guest) => LOUD.includes(guest.state);
+
+function renderFleet(fleet) {
+  const age = ageOf(fleet);
+  const shown = age === null ? "Nothing is known of its guests yet." : `What is shown here is ${span(age)} old.`;
+  let what = null;
+  if (fleet.trouble && !isLost()) what = `The cluster does not answer: ${fleet.trouble}.`;
+  else if (age > FLEET_STALE_AFTER_MS && !isLost()) what = "The cluster is slow to answer.";
+  const isCurrent = age !== null && what === null && !isLost();
+  alarm("fleet-alarm", what, shown);
+  $("fleet-age").textContent = age === null ? "" : `as of ${span(age)} ago`;
+  $("fleet").classList.toggle("stale", !isCurrent);
+  // Above a group the table scrolls, so that the group is not far below.
+  $("fleet").classList.toggle("alone", page.data.group === null);
+  const isWell = isCurrent && !fleet.guests.some(isLoud);
+  const sign = isWell ? "✓" : isCurrent ? "▲" : "?";
+  if (!page.data.group) document.title = `${sign} Fleet – Plover`;
+  const words = isCurrent ? inAll(fleet.guests) : "Unknown";
+  put($("fleet-state"), h("span", { class: isWell ? "" : "loud", "data-figure": "fleet" }, `${sign} ${words}`));
+  renderGuests(fleet.guests, isCurrent);
+}
+
+function inAll(guests) {
+  const counts = Object.entries(FLEET).map(([state, [, , words]]) => [guests.filter((guest) => guest.state === state).length, words]);
+  const told = counts.filter(([count]) => count > 0).map(([count, words]) => `${count} ${words}`).join(", ");
+  return `${guests.length} ${guests.length === 1 ? "guest" : "guests"}${told ? ": " : ""}${told}`;
+}
+
+function renderGuests(guests, isCurrent) {
+  if (guests.length === 0) {
+    const hint = !isCurrent ? null : h("p", { class: "empty" }, "The cluster has no guests: ", h("code", {}, "plover fleet apply DIR"), " gives it some.");
+    put($("guests"), hint);
+    return;
+  }
+  // Guests that need attention come first.
+  const rank = (guest) => (isLoud(guest) ? LOUD.indexOf(guest.state) : guest.troubles.length > 0 ? 2 : 3);
+  const sorted = [...guests].sort((a, b) => rank(a) - rank(b) || a.guest.localeCompare(b.guest, "en", { numeric: true }));
+  const head = ["Guest", "State", "Hosts", "Remarks"].map((name) => h("th", { scope: "col" }, name));
+  const rows = sorted.map((guest) => {
+    const [sign, word, words] = FLEET[guest.state];
+    const state = isCurrent ? `${sign} ${word}` : `? Was ${words}`;
+    const hosts = Object.entries(guest.hosts).map(([node, role]) => h("span", {}, `${node} `, h("small", {}, role)));
+    return h("tr", {}, h("th", { scope: "row" }, nameOf(guest)),
+      h("td", {}, h("span", { class: isCurrent && isLoud(guest) ? "loud" : "" }, state)),
+      h("td", { class: "hosts" }, hosts.length ? hosts : "no replica runs"),
+      h("td", { class: "remarks" }, guest.troubles.map((trouble) => h("p", {}, trouble))));
+  });
+  put($("guests"), h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+}
+
+// The guest's name: a link if its group is on this page.
+function nameOf(guest) {
+  const place = page.data.groups.findIndex((group) => group.name === guest.guest);
+  if (place < 0) return guest.guest;
+  return h("a", { href: `#${place}`, "aria-current": place === chosen() ? "page" : null }, guest.guest);
+}
+
+// ---- The group
 
 function renderGroups() {
   const { groups } = page.data;
