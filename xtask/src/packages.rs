@@ -31,6 +31,14 @@ pub(crate) const PROGRAMS: &[Need] = &[
     need("tar", "tar"),
 ];
 
+/// To have a cluster place replicas.
+pub(crate) const FLEET: &[Need] = &[
+    need("corosync", "corosync"),
+    need("pacemakerd", "pacemaker"),
+    need("crm_attribute", "pacemaker-cli-utils"),
+    need("crm", "crmsh"),
+];
+
 /// To replicate the other programs of the APUS report.
 pub(crate) const MORE_PROGRAMS: &[Need] = &[
     need("memcached", "memcached"),

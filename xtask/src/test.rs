@@ -1,7 +1,7 @@
 //! `./x test`.
 
 use crate::failures::Failures;
-use crate::packages::{self, BENCH, FSCK, GUEST, IMAGES, LAB, OFI, PROGRAMS, UEFI};
+use crate::packages::{self, BENCH, FLEET, FSCK, GUEST, IMAGES, LAB, OFI, PROGRAMS, UEFI};
 use crate::run::{self, Cargo, Result};
 use crate::{OFI_FEATURES, guest};
 use anyhow::Context;
@@ -28,7 +28,7 @@ const SIMULATIONS: [&str; 2] = ["model", "simulation"];
 
 /// Runs all tests, or those that the arguments of `cargo test` name.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
-    packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, PROGRAMS, UEFI])?;
+    packages::ensure(&[LAB, GUEST, BENCH, FLEET, FSCK, IMAGES, PROGRAMS, UEFI])?;
     for name in GUESTS {
         guest::build(name)?;
     }

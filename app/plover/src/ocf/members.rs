@@ -279,8 +279,9 @@ impl Instance {
     /// Writes down what memory this node has for replicas, unless that is written already: an operator may have chosen it.
     /// Nothing is done if the cluster does not answer.
     pub(super) fn tell_memory(&self) {
+        let Some(name) = &self.node else { return };
         let told = self.nodes().and_then(|nodes| {
-            let here = nodes.iter().find(|it| Some(&it.name) == self.node.as_ref());
+            let here = nodes.iter().find(|it| it.name == *name);
             let Some(here) = here else { return Ok(()) };
             let Some(has) = capacity::of_host().filter(|_| here.memory_mib.is_none()) else {
                 return self.tell_room(here);

@@ -114,7 +114,7 @@ impl Instance {
             config,
             timeout: timeout.map_or(TIMEOUT, Duration::from_millis),
             node: variable("OCF_RESKEY_CRM_meta_on_node").and_then(|it| it.into_string().ok()),
-            is_probe: variable("OCF_RESKEY_CRM_meta_interval").is_some_and(|it| it == "0"),
+            is_probe: variable("OCF_RESKEY_CRM_meta_interval").is_none_or(|it| it == "0"),
         })
     }
 
