@@ -7,12 +7,15 @@
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::Fault;
+use plover_lab::net::replica_ip;
 use plover_lab::options::Options;
 use plover_lab::status::GroupStatus;
 use plover_lab::trace::now_us;
 use plover_lab_proof::cluster::{Cluster, NODES};
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{overlay, program, prove};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 const ONLINE: &str = "Online: [ alpha beta delta epsilon gamma ]";
 
@@ -114,6 +117,8 @@ fn pacemaker_places_and_plover_elects() {
         a_host_is_lost(lab, &mut cluster)?;
         lost_hosts_are_replaced(lab, &mut cluster)?;
         the_engine_is_killed(lab, &cluster)?;
+        the_cluster_is_split(lab, &cluster)?;
+        the_replicas_are_cut(lab, &cluster)?;
         a_replica_hangs(lab, &cluster)
     });
 }
@@ -339,6 +344,96 @@ fn the_engine_is_killed(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
     ensure!(before == pids(lab)?, "a replica was started again");
     ensure!(with_role(lab, "leader")? == left, "the lead has moved");
     wait_until_whole(lab)
+}
+
+/// Which replicas run where, by their processes.
+fn processes(lab: &Experiment) -> BTreeMap<u8, u32> {
+    let pids = lab.lab().ids().map(|id| (id, pid(lab, id)));
+    pids.filter_map(|(id, pid)| Some((id, pid.ok()?))).collect()
+}
+
+/// Adds or deletes rules by which hosts drop what they would send.
+fn drop_sent(cluster: &Cluster, word: &str, rules: &[(u8, String)]) -> Result<()> {
+    for (host, rule) in rules {
+        let words = format!("ip rule {word} {rule} blackhole");
+        cluster.run(*host, &words.split(' ').collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+/// The leader's node and the others lose sight of each other, and the replicas do not.
+fn the_cluster_is_split(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
+    wait_until_whole(lab)?;
+    let (leader, elsewhere) = (with_role(lab, "leader")?, with_role(lab, "witness")?);
+    let (before, since) = (processes(lab), now_us());
+    let corosync = "ipproto udp dport 5405";
+    let to_it = format!("to {} {corosync}", replica_ip(leader.into()));
+    let others = lab.lab().ids().filter(|id| *id != leader);
+    // The test ends with one host lost for good.
+    let others = others.filter(|id| cluster.run(*id, &["true"]).is_ok());
+    let mut rules: Vec<_> = others.map(|id| (id, to_it.clone())).collect();
+    rules.push((leader, corosync.into()));
+    drop_sent(cluster, "add", &rules)?;
+    let node = NODES[usize::from(leader)];
+    wait_for_words(lab, cluster, leader, &["partition WITHOUT quorum"])?;
+    wait_for_words(lab, cluster, elsewhere, &["partition with quorum", node])?;
+    // All that Pacemaker does about it begins with the next monitor, at the latest.
+    lab.progress().sleep(Duration::from_secs(15))?;
+    say(lab, elsewhere, cluster, &["crm_mon", "-1", "-A"])?;
+    let at_work = before
+        .iter()
+        .all(|(id, pid)| processes(lab).get(id) == Some(pid));
+    ensure!(at_work, "a replica was stopped or started again");
+    ensure!(with_role(lab, "leader")? == leader, "the lead has moved");
+    drop_sent(cluster, "del", &rules)?;
+    let started = started(lab, &before)?;
+    wait_for_words(lab, cluster, leader, &["partition with quorum", &started])?;
+    ensure!(
+        before == processes(lab),
+        "a replica was started again, or a spare one stays"
+    );
+    report_gap(lab, "the cluster is split", since)?;
+    was_protected(lab, since)?;
+    wait_until_whole(lab)
+}
+
+/// How `crm_mon` shows that these replicas run.
+fn started(lab: &Experiment, processes: &BTreeMap<u8, u32>) -> Result<String> {
+    let members = processes.keys().filter(|id| {
+        let status = lab.lab().control(**id).status();
+        status.is_ok_and(|it| it.more.get("waits_to_be_added") != Some(&true.into()))
+    });
+    let mut nodes: Vec<&str> = members.map(|id| NODES[usize::from(*id)]).collect();
+    nodes.sort_unstable();
+    Ok(format!("Started: [ {} ]", nodes.join(" ")))
+}
+
+/// What the leader sends to the others is lost, one way, and the cluster sees all hosts.
+fn the_replicas_are_cut(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
+    wait_until_whole(lab)?;
+    let leader = with_role(lab, "leader")?;
+    let (before, since) = (processes(lab), now_us());
+    let rules = ["tcp dport", "tcp sport", "udp dport", "udp sport"];
+    let rules = rules.map(|it| (leader, format!("ipproto {it} 7700")));
+    drop_sent(cluster, "add", &rules)?;
+    lab.wait("another replica leads, protected", |lab| {
+        let others = lab.lab().ids().filter(|id| *id != leader);
+        let answers = others.map(|id| GroupStatus::ask(&lab.lab().control(id)));
+        Ok(answers.flatten().any(|group| {
+            let leads = group
+                .leader()
+                .is_some_and(|it| it.id != leader && it.serving);
+            leads && group.protected
+        }))
+    })?;
+    lab.wait_for_answers(now_us())?;
+    report_gap(lab, "nothing that the leader sends arrives", since)?;
+    let online = cluster.run(leader, &["crm_mon", "-1"])?;
+    ensure!(online.contains("partition with quorum"), "{online}");
+    drop_sent(cluster, "del", &rules)?;
+    wait_until_whole(lab)?;
+    ensure!(before == processes(lab), "a replica was started again");
+    Ok(())
 }
 
 fn a_replica_hangs(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {

@@ -21,11 +21,12 @@ mod members;
 #[cfg(test)]
 mod tests;
 
+use crate::at::RUN;
 use judge::Attributes;
 use plover_lab::control::Control;
 use plover_node::ReplicaConfig;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -143,7 +144,7 @@ impl Instance {
 
 /// Carries out one action, says on the error output why it failed, and returns its exit code.
 pub fn run(action: &str) -> anyhow::Result<ExitCode> {
-    let outcome = carry_out(action, |name| std::env::var_os(name));
+    let outcome = carry_out(action, Path::new(RUN), |name| std::env::var_os(name));
     if let Some(reason) = &outcome.reason {
         // Pacemaker shows what follows these words.
         eprintln!("ocf-exit-reason:{}", reason.replace('\n', " "));
@@ -151,21 +152,24 @@ pub fn run(action: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(outcome.code as u8))
 }
 
-fn carry_out(action: &str, variable: impl Fn(&str) -> Option<OsString>) -> Outcome {
+/// `run_dirs` is where `plover init` puts the run directories.
+fn carry_out(
+    action: &str,
+    run_dirs: &Path,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Outcome {
     if action == "meta-data" {
         return match crate::output::print(META_DATA) {
             Ok(()) => Outcome::SUCCESS,
             Err(error) => Outcome::of(Code::Failed, error.to_string()),
         };
     }
-    let instance = match Instance::read(variable) {
+    let instance = match Instance::read(&variable) {
         Ok(instance) => instance,
-        // Without its configuration a replica does not run, which is what Pacemaker asks on hosts that have none.
-        Err(Outcome {
-            code: Code::NotInstalled,
-            ..
-        }) if action == "stop" => return Outcome::SUCCESS,
-        Err(outcome) => return outcome,
+        Err(outcome) => {
+            let file = variable("OCF_RESKEY_config").map(PathBuf::from);
+            return without_configuration(action, file.as_deref(), run_dirs, outcome);
+        }
     };
     match action {
         "start" => instance.start(),
@@ -178,4 +182,27 @@ fn carry_out(action: &str, variable: impl Fn(&str) -> Option<OsString>) -> Outco
             format!("there is no action {action}: see `plover ocf meta-data`"),
         ),
     }
+}
+
+/// The action where the configuration cannot be read. A host that has none runs no replica. One that has a wrong one, as while
+/// somebody edits it, may run the replica: it is asked where `plover init` would have put its socket, and left alone.
+fn without_configuration(
+    action: &str,
+    file: Option<&Path>,
+    run_dirs: &Path,
+    outcome: Outcome,
+) -> Outcome {
+    let name = file.and_then(Path::file_stem);
+    let runs = name.is_some_and(|name| {
+        let control = Control::in_run_dir(&run_dirs.join(name));
+        control.status().is_ok()
+    });
+    let code = match (action, outcome.code) {
+        ("monitor", _) if runs => Code::Degraded,
+        ("stop", _) if runs => Code::Failed,
+        ("stop", Code::NotInstalled) => return Outcome::SUCCESS,
+        _ => return outcome,
+    };
+    let why = outcome.reason.unwrap_or_default();
+    Outcome::of(code, format!("the replica runs on, but {why}"))
 }

@@ -34,7 +34,7 @@ fn host() -> TempDir {
 /// An action on this host, with a second of time.
 fn act(host: &TempDir, action: &str) -> Outcome {
     let config = host.path().join("shop.toml");
-    carry_out(action, |name| match name {
+    carry_out(action, host.path(), |name| match name {
         "OCF_RESKEY_config" => Some(config.clone().into()),
         "OCF_RESKEY_CRM_meta_timeout" => Some("1000".into()),
         _ => None,
@@ -249,8 +249,29 @@ fn a_stop_that_would_end_the_guest_is_refused() {
 }
 
 #[test]
+fn a_replica_runs_on_while_its_file_has_a_mistake() {
+    let host = host();
+    std::fs::write(host.path().join("shop.toml"), "[group]\n").unwrap();
+    assert_eq!(act(&host, "stop"), Outcome::SUCCESS, "none runs");
+    assert_eq!(act(&host, "monitor").code, Code::NotInstalled);
+    // Where `plover init` would have put its socket.
+    std::os::unix::fs::symlink(host.path(), host.path().join("shop")).unwrap();
+    replica(&host, &leader(), &[]);
+    for (action, code) in [("monitor", Code::Degraded), ("stop", Code::Failed)] {
+        let outcome = act(&host, action);
+        assert_eq!(outcome.code, code, "{action}");
+        let why = outcome.reason.unwrap();
+        assert!(
+            why.contains("the replica runs on, but") && why.contains("shop.toml"),
+            "{why}"
+        );
+    }
+    assert_eq!(act(&host, "start").code, Code::NotInstalled);
+}
+
+#[test]
 fn mistakes_in_the_configuration_are_this_hosts_or_everybodys() {
-    let none = carry_out("start", |_| None);
+    let none = carry_out("start", Path::new("/nowhere"), |_| None);
     assert_eq!(none.code, Code::NotConfigured);
     let host = host();
     std::fs::write(host.path().join("shop.toml"), "[group]\nname = 7\n").unwrap();
