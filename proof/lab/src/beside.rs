@@ -18,6 +18,17 @@ use toml::{Table, Value};
 /// The number of hosts.
 pub const HOSTS: u8 = 5;
 
+/// A replacement of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replacement {
+    /// There was none.
+    None,
+    /// The new member has no copy yet.
+    UnderWay,
+    /// From the change of the members until the last copy of the guest that was made since.
+    Took(Duration),
+}
+
 /// One such guest.
 #[derive(Debug)]
 pub struct Beside {
@@ -172,12 +183,11 @@ impl Beside {
             && group.change_in_words().is_none()
     }
 
-    /// How long it took, from the order to replace a member until the guest was protected with all copies again, by the logs of
-    /// its replicas since `since`. Nothing if none was replaced.
+    /// Whether a member was replaced since then, by the logs of its replicas.
     ///
     /// # Errors
     /// A log cannot be read.
-    pub fn replaced_in(&self, since: OffsetDateTime) -> Result<Option<Duration>> {
+    pub fn replacement(&self, since: OffsetDateTime) -> Result<Replacement> {
         let (mut begun, mut ended) = (None, None);
         for host in 0..HOSTS {
             let log = self.folder(host).join("state/replica.log");
@@ -202,11 +212,12 @@ impl Beside {
             }
         }
         let Some(begun) = begun else {
-            return Ok(None);
+            return Ok(Replacement::None);
         };
-        let ended = ended.filter(|it| *it >= begun);
-        let ended = ended.with_context(|| format!("{}: no copy after the change", self.name))?;
-        Ok(Some((ended - begun).unsigned_abs()))
+        Ok(match ended.filter(|it| *it >= begun) {
+            Some(ended) => Replacement::Took((ended - begun).unsigned_abs()),
+            None => Replacement::UnderWay,
+        })
     }
 
     fn host_of(&self, id: u8) -> Option<u8> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use plover_lab::Fault;
 use plover_lab::options::Options;
 use plover_lab::status::GroupStatus;
-use plover_lab_proof::beside::{Beside, HOSTS};
+use plover_lab_proof::beside::{Beside, HOSTS, Replacement};
 use plover_lab_proof::cluster::{Cluster, NODES};
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::load::{Client, Pressure};
@@ -183,13 +183,12 @@ impl Fleet<'_> {
                 self.cluster.start_host(host)?;
                 self.wait_until_all_is_well()?;
                 self.wait("the new replicas have their copies", |it| {
-                    Ok(it
-                        .guests
-                        .iter()
-                        .all(|guest| guest.replaced_in(since).is_ok()))
+                    let all = it.guests.iter().map(|guest| guest.replacement(since));
+                    let all = all.collect::<Result<Vec<_>>>()?;
+                    Ok(!all.contains(&Replacement::UnderWay))
                 })?;
                 for guest in &self.guests {
-                    if let Some(it) = guest.replaced_in(since)? {
+                    if let Replacement::Took(it) = guest.replacement(since)? {
                         self.protected_in.push((it, guest.name.clone()));
                     }
                 }

@@ -20,7 +20,9 @@ pub fn others(report: &mut Report, file: &Path, config: &ReplicaConfig) {
         let found = format!("{} with a replica here; they share nothing", others.len());
         report.add("other guests", Verdict::Good, found);
     }
-    let all = || others.iter().map(|(_, other)| other).chain([config]);
+    // A spare replica waits, and takes nearly nothing.
+    let members = || others.iter().filter(|(_, other)| !other.group.is_spare());
+    let all = || members().map(|(_, other)| other).chain([config]);
     if let Some(host) = capacity::of_host().filter(|_| !others.is_empty()) {
         memory_of_all(report, all().map(capacity::of_replica).sum(), host);
     }
@@ -48,9 +50,7 @@ fn processors_of_all(report: &mut Report, vcpus: usize, cpus: usize) {
     if vcpus <= cpus {
         return report.add(what, Verdict::Good, found);
     }
-    let found = format!(
-        "{found}: they wait for each other if all work at once, but for those of witnesses"
-    );
+    let found = format!("{found}: guests that work at once wait for each other");
     report.add(what, Verdict::Weak, found);
 }
 

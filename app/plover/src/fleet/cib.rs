@@ -4,12 +4,12 @@
 //! cluster is the difference, which Pacemaker refuses if its configuration is another one by then.
 
 use super::guests::Guest;
-use super::render::{Elements, Member, places_of};
+use super::render::{Elements, places_of};
 use super::{ask, run_tool};
 use crate::capacity::{self, Place};
 use anyhow::{Context, Result};
 use roxmltree::{Document, Node};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
@@ -101,7 +101,7 @@ impl Cib {
             "<configuration><nodes>{}</nodes>{elements}</configuration>",
             nodes_of_members(&live, &plan.members),
         );
-        plan.full = full_nodes(&live, &wanted.members);
+        plan.full = full_nodes(&live, guests, &plan.members);
         plan.others = guests_of(&live)
             .filter(|name| !plan.guests.contains_key(*name))
             .map(str::to_owned)
@@ -110,13 +110,33 @@ impl Cib {
     }
 }
 
-/// The nodes that have told what memory they have for replicas, and on which less than the members of these guests take.
-fn full_nodes(live: &Document<'_>, members: &[Member]) -> Vec<(String, u64, u64)> {
+/// The nodes whose members take more memory than they have for replicas, of all guests: those that the cluster has and those of
+/// the folder, which is to know these members from now on.
+fn full_nodes(
+    live: &Document<'_>,
+    guests: &[Guest],
+    members: &[(String, String, Place)],
+) -> Vec<(String, u64, u64)> {
+    let names = guests.iter().map(|it| it.name.as_str());
+    let keys: BTreeSet<String> = guests_of(live)
+        .chain(names)
+        .map(capacity::of_member)
+        .collect();
     let told = attributes_of_nodes(live, capacity::MEMORY);
     let told = told.filter_map(|(node, has)| {
         let has: u64 = has.parse().ok()?;
-        let here = members.iter().filter(|it| it.node == node);
-        let need: u64 = here.map(|it| it.place.memory_mib).sum();
+        let new = |key: &str| {
+            let mut new = members.iter().filter(|it| it.0 == node && it.1 == key);
+            new.next().map(|it| it.2)
+        };
+        let known = |key: &str| {
+            let mut known = attributes_of_nodes(live, key).filter(|it| it.0 == node);
+            known.next().and_then(|it| it.1.parse::<Place>().ok())
+        };
+        let places = keys
+            .iter()
+            .filter_map(|key| new(key).or_else(|| known(key)));
+        let need: u64 = places.map(|it| it.memory_mib).sum();
         (need > has).then(|| (node.to_owned(), need, has))
     });
     told.collect()
@@ -156,7 +176,7 @@ fn nodes_of_members(live: &Document<'_>, members: &[(String, String, Place)]) ->
 }
 
 /// The guests that the cluster has.
-fn guests_of<'a>(live: &'a Document<'_>) -> impl Iterator<Item = &'a str> {
+pub fn guests_of<'a>(live: &'a Document<'_>) -> impl Iterator<Item = &'a str> {
     let ours = live.descendants().filter(|node| {
         node.has_tag_name("primitive")
             && node.attribute("provider") == Some("plover")

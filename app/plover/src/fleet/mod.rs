@@ -16,6 +16,7 @@ mod status;
 mod tests;
 mod upgrade;
 
+pub use cib::guests_of;
 pub use status::FleetStatus;
 
 use crate::cli::Show;

@@ -132,14 +132,14 @@ fn prefer_members(name: &str) -> String {
     )
 }
 
-/// Nodes that lack memory for one more replica are for none but members. These keep the same score on all nodes: if one had a
-/// lower one, Pacemaker would exchange instances.
+/// A node that lacks memory for one more replica gets none, but for its member. All nodes of members keep the same score: with a
+/// lower one on some, Pacemaker would exchange instances.
 fn need_room(name: &str, needs_mib: u64) -> String {
     format!(
         "<rsc_location id=\"{name}-room\" rsc=\"{name}-clone\">\
          <rule id=\"{name}-room-rule\" score=\"-INFINITY\" boolean-op=\"and\">\
          <expression id=\"{name}-room-for\" attribute=\"{}\" operation=\"not_defined\"/>\
-         <expression id=\"{name}-room-is\" attribute=\"{}\" operation=\"lt\" value=\"{needs_mib}\" type=\"integer\"/>\
+         <expression id=\"{name}-room-is\" attribute=\"{}\" operation=\"lt\" value=\"{needs_mib}\" type=\"number\"/>\
          </rule></rsc_location>",
         capacity::of_member(name),
         capacity::ROOM

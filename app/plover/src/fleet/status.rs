@@ -229,10 +229,8 @@ impl GuestStatus {
                 }
             }
         }
-        if stopped > 0 && !hosts.is_empty() {
-            troubles.push(format!(
-                "{stopped} of its replicas do not run: no other host of the guest is there, or has room."
-            ));
+        if !hosts.is_empty() {
+            troubles.extend(not_running(stopped));
         }
         let leader = hosts
             .iter()
@@ -264,9 +262,7 @@ impl GuestStatus {
             ills.push(self.state.clone());
         }
         ills.extend(unwell.map(|(node, role)| format!("{node} {role}")));
-        if self.stopped > 0 {
-            ills.push(format!("{} of its replicas do not run", self.stopped));
-        }
+        ills.extend(not_running(self.stopped));
         let of_the_cluster = |it: &&String| {
             self.hosts
                 .keys()
@@ -296,6 +292,17 @@ impl GuestStatus {
             self.troubles.join(" "),
         ]
     }
+}
+
+fn not_running(replicas: usize) -> Option<String> {
+    let words = match replicas {
+        0 => return None,
+        1 => "1 of its replicas does not run".to_owned(),
+        many => format!("{many} of its replicas do not run"),
+    };
+    Some(format!(
+        "{words}: no other host of it is there with room for one, or a start has failed (`crm_mon -1 -r`)."
+    ))
 }
 
 impl fmt::Display for FleetStatus {

@@ -311,11 +311,14 @@ fn all_guests_of_the_cluster_are_on_one_page() {
     );
     let ills = Vec::from_iter(FleetStatus::of(&cluster, &[]).unwrap().ills());
     assert!(
-        ills.contains(&"shop: 1 of its replicas do not run".into()),
+        ills.iter()
+            .any(|it| it.starts_with("shop: 1 of its replicas does not run")),
         "{ills:?}"
     );
     assert!(
-        !ills.contains(&"mail: 1 of its replicas do not run".into()),
+        !ills
+            .iter()
+            .any(|it| it.starts_with("mail: 1 of its replicas")),
         "{ills:?}"
     );
     assert!(

@@ -474,7 +474,7 @@ mod tests {
         refused(&fake, &[], "gamma is offline or on standby");
         let fake = Fake::new();
         fake.roles.borrow_mut().remove(&("shop", "gamma".into()));
-        refused(&fake, &[], "shop: 1 of its replicas do not run");
+        refused(&fake, &[], "shop: 1 of its replicas does not run");
         let fake = Fake::new();
         fake.roles
             .borrow_mut()

@@ -41,7 +41,7 @@ impl Instance {
     pub(super) fn monitor(&self) -> Outcome {
         let begun = Instant::now();
         if self.is_probe {
-            self.tell_memory();
+            self.tell_memory_and_room();
         }
         match self.ask() {
             Ok(own) => {
@@ -304,7 +304,7 @@ fn is_unit() -> bool {
 }
 
 /// Whether nothing listens on the replica's socket.
-fn is_absent(error: &ControlError) -> bool {
+pub(super) fn is_absent(error: &ControlError) -> bool {
     let ControlError::Absent { source, .. } = error else {
         return false;
     };

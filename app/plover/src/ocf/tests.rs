@@ -267,6 +267,10 @@ fn a_replica_runs_on_while_its_file_has_a_mistake() {
         );
     }
     assert_eq!(act(&host, "start").code, Code::NotInstalled);
+    // It listens, and answers nobody.
+    std::fs::remove_file(host.path().join("control.sock")).unwrap();
+    let _hung = UnixListener::bind(host.path().join("control.sock")).unwrap();
+    assert_eq!(act(&host, "stop").code, Code::Failed);
 }
 
 #[test]

@@ -118,7 +118,10 @@ function put(node, ...children) {
   const made = set(document.createElement("div"), {}, children);
   if (shown.get(node) === made.innerHTML) return;
   shown.set(node, made.innerHTML);
+  // A link that has the keyboard keeps it.
+  const focused = node.contains(document.activeElement) && document.activeElement.getAttribute("href");
   node.replaceChildren(...made.childNodes);
+  if (focused) node.querySelector(`a[href="${focused}"]`)?.focus();
 }
 
 // Custom properties, which the content security policy allows a script to set, but not an attribute.
