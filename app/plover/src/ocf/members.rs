@@ -165,8 +165,8 @@ impl Instance {
             memory_mib,
         };
         let Some(change) = next(own, &nodes, rules).filter(|_| !is_pair) else {
-            let online = nodes.iter().filter(|it| it.is_online);
-            return online.map(|it| self.tell_room(it)).collect();
+            let mut online = nodes.iter().filter(|it| it.is_online);
+            return online.try_for_each(|it| self.tell_room(it));
         };
         if let Some((id, _)) = &change.add {
             // If that host is lost now, it is known whose it was.
