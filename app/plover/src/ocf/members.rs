@@ -117,12 +117,6 @@ fn belongs(own: &DaemonStatus) -> bool {
     joins || own.role != "recovering" && is_member
 }
 
-/// Whether a replica may say that its node is a member's. One that was replaced does not know that when it is started again. By
-/// then all places are those of others.
-fn is_place_for_one(here: &Node, nodes: &[Node], size: usize) -> bool {
-    here.member.is_some() || nodes.iter().filter(|it| it.member.is_some()).count() < size
-}
-
 impl Instance {
     /// Keeps the attributes of members, and has the group replace one that is lost. All of it is tried again at the next
     /// monitor, so nothing is done if the cluster does not answer.
@@ -148,8 +142,7 @@ impl Instance {
             // The probe may have been one of a former release.
             self.tell_memory(here)?;
             let is_told = here.member == Some(place(own.id));
-            let is_free = is_place_for_one(here, &nodes, group.replica.len());
-            if is_free && !judge::waits(own) && belongs(own) && !is_told {
+            if !judge::waits(own) && belongs(own) && !is_told {
                 self.write_member(&here.name, Some(place(own.id)))?;
             }
         }
@@ -309,16 +302,6 @@ mod tests {
             ..RULES
         };
         assert!(next(&own, &epsilon, never).is_none(), "never by itself");
-    }
-
-    #[test]
-    fn a_replica_that_was_replaced_gets_no_place_by_what_it_says() {
-        let old = node("alpha", None, None);
-        let members = [node("beta", Some(1), None), node("gamma", Some(2), None)];
-        let whole = [&members[..], &[node("delta", Some(3), None), old.clone()]].concat();
-        assert!(!is_place_for_one(&old, &whole, 3));
-        assert!(is_place_for_one(&whole[0], &whole, 3), "it has its own");
-        assert!(is_place_for_one(&old, &members, 3), "one is missing");
     }
 
     #[test]
