@@ -7,14 +7,14 @@ use plover_node::ReplicaConfig;
 use std::fmt;
 use std::str::FromStr;
 
-/// What a replica and its QEMU take beside the guest's memory, in MiB. Measured: 60 to 75 under KVM, up to 145 where QEMU
-/// translates the guest's code.
+/// The memory of a replica and its QEMU beside the guest's, in MiB. Up to 145 were measured where QEMU translates the guest's code;
+/// under KVM it has no translated code to keep.
 const BESIDE_MIB: u64 = 192;
 
-/// What a syncvm brings is held in memory until it is complete, in MiB. One begins when the guest has written as much.
+/// The memory for the pages of a syncvm until it is complete, in MiB. A syncvm begins when the guest has written as much.
 const SYNC_MIB: u64 = 256;
 
-/// What stays for the host itself: so much, in MiB, and a part of all its memory.
+/// The host keeps so much for itself, in MiB, and a fiftieth of all its memory.
 const HOST_MIB: u64 = 1024;
 const HOST_PART: u64 = 50;
 
@@ -29,13 +29,13 @@ pub fn of_member(guest: &str) -> String {
     format!("plover-{guest}-member")
 }
 
-/// What a replica takes, in MiB: the same in each role, since it may come to have any.
+/// The memory that a replica takes, in MiB: the same in each role, since it may come to have any.
 pub fn of_replica(config: &ReplicaConfig) -> u64 {
     let guest = u64::from(config.guest.mem_mib);
     guest + guest.min(SYNC_MIB) + BESIDE_MIB
 }
 
-/// What this host has for replicas, in MiB, if its kernel tells.
+/// The memory that this host has for replicas, in MiB, if its kernel tells.
 pub fn of_host() -> Option<u64> {
     of_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -59,7 +59,7 @@ pub fn mib_of(meminfo: &str, key: &str) -> Option<u64> {
 pub struct Place {
     /// The replica.
     pub id: u8,
-    /// What it takes.
+    /// The memory that it takes.
     pub memory_mib: u64,
 }
 

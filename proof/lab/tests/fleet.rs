@@ -408,7 +408,7 @@ fn started(lab: &Experiment, processes: &BTreeMap<u8, u32>) -> Result<String> {
     Ok(format!("Started: [ {} ]", nodes.join(" ")))
 }
 
-/// What the leader sends to the others is lost, one way, and the cluster sees all hosts.
+/// All that the leader sends to the others is lost, one way, and the cluster sees all hosts.
 fn the_replicas_are_cut(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
     wait_until_whole(lab)?;
     let leader = with_role(lab, "leader")?;

@@ -31,7 +31,7 @@ struct Fleet<'a> {
     protected_in: Vec<(Duration, String)>,
 }
 
-/// What happens to a host.
+/// Something that happens to a host.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     LostAndBack,

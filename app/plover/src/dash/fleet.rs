@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How often the cluster is asked. What it knows of guests on other hosts is up to 10 s old anyway.
+/// The time between two questions. The cluster's own knowledge of guests on other hosts is up to 10 s old anyway.
 pub const ASK_EVERY: Duration = Duration::from_secs(2);
 
 /// A question that takes longer is a trouble. `crm_mon` takes less than a second; a replica of this host that hangs, three.

@@ -63,7 +63,7 @@ pub(super) struct Rules {
     pub size: usize,
     /// `group.replace_after_s`.
     pub after_s: u64,
-    /// What a replica takes.
+    /// The memory that a replica takes.
     pub memory_mib: u64,
 }
 
