@@ -36,8 +36,13 @@ pub(super) struct Node {
 
 impl Node {
     /// The memory that members of other guests leave. A node that has not told its memory has room for all.
-    pub fn room_mib(&self) -> i64 {
+    fn room_mib(&self) -> i64 {
         self.memory_mib.map_or(i64::MAX, |it| it - self.taken_mib)
+    }
+
+    /// Whether one more replica that takes so much fits there.
+    pub fn has_room(&self, mib: u64) -> bool {
+        self.room_mib() >= mib as i64
     }
 
     /// Whether it is the host of this member.

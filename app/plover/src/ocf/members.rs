@@ -99,9 +99,7 @@ pub(super) fn next(own: &DaemonStatus, nodes: &[Node], rules: Rules) -> Option<M
     let is_short = told.voters.len() < rules.size;
     let remove = others.find(|id| !is_short && is_lost(*id));
     let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
-    let with_room = nodes
-        .iter()
-        .filter(|it| it.room_mib() >= rules.memory_mib as i64);
+    let with_room = nodes.iter().filter(|it| it.has_room(rules.memory_mib));
     let mut waiting = with_room.filter_map(|it| it.spare.as_ref());
     let add = waiting.find(|(id, _)| is_new(*id)).cloned();
     (add.is_some() && (is_short && after_s > 0 || remove.is_some()))
@@ -178,8 +176,10 @@ impl Instance {
                 self.write_member(&node.name, Some(place(*id)))?;
                 // If it has taken it, both may find so, and both try again.
                 let nodes = self.nodes()?;
-                let is_full = |it: &&Node| it.room_mib() < memory_mib as i64;
-                let is_full = nodes.iter().filter(is_its).any(|it| is_full(&it));
+                let is_full = nodes
+                    .iter()
+                    .filter(is_its)
+                    .any(|it| !it.has_room(memory_mib));
                 if is_full || begun.elapsed() > self.timeout / 2 {
                     return self.write_member(&node.name, None);
                 }
