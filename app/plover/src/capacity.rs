@@ -21,12 +21,14 @@ const HOST_PART: u64 = 50;
 /// The attribute of a node that says what it has for replicas, in MiB.
 pub const MEMORY: &str = "plover_memory_mib";
 
-/// The attribute of a node that says what the members there leave of it.
-pub const ROOM: &str = "plover_room_mib";
-
 /// The attribute of a node that says which member of a guest it has: a [`Place`].
 pub fn of_member(guest: &str) -> String {
     format!("plover-{guest}-member")
+}
+
+/// The attribute of a node that says which replica may get the place of a member there: `3@192.0.2.13:7700`.
+pub fn of_spare(guest: &str) -> String {
+    format!("plover-{guest}-spare")
 }
 
 /// The memory that a replica takes, in MiB: the same in each role, since it may come to have any.

@@ -7,8 +7,7 @@
 //!                              └── attributes of replaced members ◀─────┴──▶ rules that must hold after each step
 //! ```
 //!
-//! After each step: a member whose host is there runs; a spare replica runs only while a member is missing; and Pacemaker has
-//! stopped no replica on a host that is there, but spare ones.
+//! After each step the replicas that run are those of members whose host is there, and no others.
 
 mod guest;
 mod pacemaker;
@@ -191,11 +190,8 @@ impl World {
                 -world.room_mib(host),
                 world.options.host_mem_mib
             );
-            if world.options.host_mem_mib > 0 {
-                world.tell_room(host)?;
-            }
         }
-        world.check(&BTreeSet::new())?;
+        world.check()?;
         for host in 0..world.options.hosts {
             world.plan_loss(vec![host]);
         }
@@ -297,15 +293,13 @@ impl World {
                 }
                 self.standby = Some(host);
                 self.after(REBOOT_S, Event::Upgraded(host));
-                let before = self.running.clone();
                 self.pacemaker.standby(host, true)?;
-                self.take_places(&before, true)
+                self.take_places(true)
             }
             Event::Upgraded(host) => {
                 self.standby = None;
-                let before = self.running.clone();
                 self.pacemaker.standby(host, false)?;
-                self.take_places(&before, false)?;
+                self.take_places(false)?;
                 match host + 1 {
                     next if next < self.options.hosts => self.after(0.0, Event::Upgrade(next)),
                     _ => self.after(self.options.upgrade_days as f64 * DAY_S, Event::Upgrade(0)),
@@ -323,17 +317,16 @@ impl World {
 
     /// Tells Pacemaker that hosts are gone or back.
     fn settle(&mut self, event: &str, hosts: &[usize]) -> Result<()> {
-        let before = self.running.clone();
         let events = hosts
             .iter()
             .map(|host| format!("{event}={}", host_name(*host)));
         self.pacemaker.settle(&events.collect::<Vec<_>>())?;
-        self.take_places(&before, false)
+        self.take_places(false)
     }
 
-    fn take_places(&mut self, before: &BTreeSet<Place>, planned: bool) -> Result<()> {
+    fn take_places(&mut self, planned: bool) -> Result<()> {
         self.running = self.pacemaker.running()?;
-        self.check(before)?;
+        self.check()?;
         self.look_at_guests(planned);
         Ok(())
     }
@@ -357,44 +350,16 @@ impl World {
         self.options.host_mem_mib == 0 || self.room_mib(host) >= self.needs_mib() as i64
     }
 
-    /// As the agents do.
-    fn tell_room(&self, host: usize) -> Result<()> {
-        self.pacemaker.tell_room(host, self.room_mib(host))
-    }
-
-    /// The rules that hold after each step.
-    fn check(&self, before: &BTreeSet<Place>) -> Result<()> {
+    /// The rule that holds after each step.
+    fn check(&self) -> Result<()> {
         for (number, guest) in self.guests.iter().enumerate() {
-            let runs = |host: usize| self.running.contains(&(number, host));
-            let mut is_missing = false;
-            for member in &guest.members {
-                let is_there = self.is_there(member.host);
-                is_missing |= !is_there;
-                ensure!(
-                    runs(member.host) || !is_there,
-                    "guest {number}: its member on host {} does not run: {guest:?}",
-                    member.host
-                );
-            }
-            let mut spares =
-                (0..self.options.hosts).filter(|host| guest.member_at(*host).is_none());
-            let has_spare = spares.clone().any(runs);
+            let wanted = guest.members.iter().map(|it| it.host);
+            let wanted: BTreeSet<usize> = wanted.filter(|host| self.is_there(*host)).collect();
+            let running = self.running.range((number, 0)..(number + 1, 0));
+            let running: BTreeSet<usize> = running.map(|place| place.1).collect();
             ensure!(
-                is_missing || !has_spare,
-                "guest {number}: a spare replica runs for nothing"
-            );
-            let may_help = |host: usize| {
-                self.is_there(host) && guest.spares.contains(&host) && self.has_room(host)
-            };
-            ensure!(
-                !is_missing || has_spare || !spares.any(may_help),
-                "guest {number}: no spare replica runs: {guest:?}"
-            );
-        }
-        for (guest, host) in before.difference(&self.running) {
-            ensure!(
-                !self.is_there(*host) || self.guests[*guest].member_at(*host).is_none(),
-                "guest {guest}: the member on host {host} was stopped"
+                wanted == running,
+                "guest {number}: its replicas run on {running:?}: {guest:?}"
             );
         }
         Ok(())
@@ -424,7 +389,9 @@ impl World {
         }
         for guest in 0..self.guests.len() {
             if let Some(member) = self.guests[guest].member_at(host) {
-                let after = self.options.replace_after_s + self.random.range(0, MONITOR_S);
+                // One monitor gives a spare host the place, and the next one finds the replica there.
+                let monitors_s = MONITOR_S + self.random.range(0, MONITOR_S);
+                let after = self.options.replace_after_s + monitors_s;
                 let old = member.id;
                 self.after(after as f64, Event::Replace { guest, old, host });
             }
@@ -438,9 +405,7 @@ impl World {
             return Ok(());
         }
         let mut spares = guest.spares.iter().copied();
-        let new = spares.find(|it| {
-            self.down[*it] == 0 && self.running.contains(&(number, *it)) && self.has_room(*it)
-        });
+        let new = spares.find(|it| self.is_there(*it) && self.has_room(*it));
         let Some(new) = new.filter(|_| guest.has_majority()) else {
             let again = Event::Replace {
                 guest: number,
@@ -454,15 +419,9 @@ impl World {
         // Its operator makes it a spare host once it is back.
         self.guests[number].spares.push(host);
         let place = format!("{id}, {} MiB", self.needs_mib());
-        self.pacemaker.replace(number, host, new, &place)?;
-        if self.options.host_mem_mib > 0 {
-            self.tell_room(host)?;
-            self.tell_room(new)?;
-            // A replica that waits where there is no room now goes elsewhere.
-            self.settle("", &[])?;
-        }
-        self.look_at(number, false);
-        Ok(())
+        self.pacemaker.place(number, new, Some(&place))?;
+        self.pacemaker.place(number, host, None)?;
+        self.settle("", &[])
     }
 
     /// A cluster without replication starts the guests of lost hosts elsewhere.

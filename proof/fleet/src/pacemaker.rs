@@ -144,16 +144,11 @@ impl Pacemaker {
         self.settle(&[])
     }
 
-    /// Writes the attribute by which agents say what memory members leave on a host.
-    pub fn tell_room(&self, host: usize, mib: i64) -> Result<()> {
-        self.attribute(host, "plover_room_mib", &["--update", &mib.to_string()])
-    }
-
-    /// Writes the attributes that the agents write when a member is replaced.
-    pub fn replace(&self, guest: usize, old: usize, new: usize, place: &str) -> Result<()> {
+    /// Writes the attribute by which the agents give a spare host a place, or deletes that of one that has left.
+    pub fn place(&self, guest: usize, host: usize, place: Option<&str>) -> Result<()> {
         let key = format!("plover-{}-member", guest_name(guest));
-        self.attribute(old, &key, &["--delete"])?;
-        self.attribute(new, &key, &["--update", place])
+        let words = place.map_or(vec!["--delete"], |place| vec!["--update", place]);
+        self.attribute(host, &key, &words)
     }
 
     fn attribute(&self, host: usize, key: &str, words: &[&str]) -> Result<()> {

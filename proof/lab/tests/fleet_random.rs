@@ -124,23 +124,11 @@ impl Fleet<'_> {
             let guest = Beside::new(self.lab.lab(), &self.cluster, number)?;
             self.guests.push(guest);
         }
-        let folder = tempfile::tempdir()?;
-        for guest in &self.guests {
-            let file = folder.path().join(format!("{}.toml", guest.name));
-            std::fs::write(file, guest.file_of_a_member()?)?;
-        }
-        let own = self.lab.lab().files(0).config();
-        std::fs::copy(
-            own,
-            folder.path().join(format!("{}.toml", self.cluster.guest())),
-        )?;
         self.cluster.run(
             0,
             &["crm", "configure", "property", "stonith-enabled=false"],
         )?;
-        let (plover, folder) = (program().to_string_lossy(), folder.path().to_string_lossy());
-        let said = self.cluster.run(0, &[&plover, "fleet", "apply", &folder])?;
-        self.lab.progress().say(said);
+        self.apply(0)?;
         self.wait_until_all_is_well()?;
         // Guests may still be booting.
         let until = Instant::now() + WITHIN;
@@ -155,6 +143,25 @@ impl Fleet<'_> {
                 Err(_) => self.lab.progress().sleep(Duration::from_secs(1))?,
             }
         }
+        Ok(())
+    }
+
+    /// Gives the cluster the guests as their files are now, on a host.
+    fn apply(&self, host: u8) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        for guest in &self.guests {
+            let file = folder.path().join(format!("{}.toml", guest.name));
+            std::fs::write(file, guest.file_of_a_member()?)?;
+        }
+        let own = self.lab.lab().files(0).config();
+        std::fs::copy(
+            own,
+            folder.path().join(format!("{}.toml", self.cluster.guest())),
+        )?;
+        let (plover, folder) = (program().to_string_lossy(), folder.path().to_string_lossy());
+        let words = [&plover[..], "fleet", "apply", &folder];
+        let said = self.cluster.run(host, &words)?;
+        self.lab.progress().say(said);
         Ok(())
     }
 
@@ -180,6 +187,7 @@ impl Fleet<'_> {
                     self.replaced += guest.bring_up_to_date(&self.cluster)?;
                 }
                 self.say(format!("all guests are whole without it after {took:.1} s"));
+                self.apply(elsewhere)?;
                 self.cluster.start_host(host)?;
                 self.wait_until_all_is_well()?;
                 self.wait("the new replicas have their copies", |it| {

@@ -148,6 +148,7 @@ fn cluster() -> Result<FleetStatus> {
          <node name=\"alpha\"/></resource></clone></resources><node_attributes><node name=\"alpha\">\
          <attribute name=\"plover-shop\" value=\"leader\"/><attribute name=\"plover-shop-protected\" value=\"yes\"/>\
          </node></node_attributes></pacemaker-result>",
+        "<cib/>",
         &[],
     )
 }

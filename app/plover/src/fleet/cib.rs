@@ -4,7 +4,7 @@
 //! cluster is the difference, which Pacemaker refuses if its configuration is another one by then.
 
 use super::guests::Guest;
-use super::render::{Elements, places_of};
+use super::render::{Elements, Member, Spare, places_of};
 use super::{ask, run_tool};
 use crate::capacity::{self, Place};
 use anyhow::{Context, Result};
@@ -30,10 +30,25 @@ pub struct Plan {
     others: Vec<String>,
     /// The elements to write.
     wanted: String,
-    /// Nodes that are to be known as those of members: name, attribute, value.
-    members: Vec<(String, String, Place)>,
+    /// Nodes that are to be known as those of members.
+    members: Vec<Member>,
+    /// Nodes that are to be known as spare hosts.
+    spares: Vec<Spare>,
+    /// Nodes that are spare hosts of a guest no more.
+    former_spares: Vec<FormerSpare>,
+    /// Nodes that the cluster has never seen, so that nothing can be written down of them.
+    unseen: BTreeSet<String>,
     /// Nodes whose members do not fit: name, what they take, what there is.
     full: Vec<(String, u64, u64)>,
+}
+
+/// An attribute of a node that is to go.
+#[derive(Debug)]
+struct FormerSpare {
+    node: String,
+    key: String,
+    /// The attribute's own id.
+    id: String,
 }
 
 /// A change that was tried on a copy.
@@ -82,24 +97,53 @@ impl Cib {
             plan.stale
                 .extend(stale_places(&live, &document, &guest.name));
         }
+        let seen: BTreeSet<&str> = nodes_of(&live).map(|(_, name)| name).collect();
         for member in &wanted.members {
             let key = capacity::of_member(&member.guest);
             let known: Vec<_> = attributes_of_nodes(&live, &key).collect();
             // A member that the file does not name: they have changed since, and the agents know better.
-            let is_of_the_file = |id: &str| {
+            let is_of_the_file = |it: &Attribute<'_>| {
                 let mut own = wanted.members.iter().filter(|it| it.guest == member.guest);
-                id.parse()
-                    .is_ok_and(|id: Place| own.any(|it| it.place.id == id.id))
+                let place = it.value.parse();
+                place.is_ok_and(|place: Place| own.any(|it| it.place.id == place.id))
             };
             let value = member.place.to_string();
-            let is_told = known.iter().any(|it| *it == (&member.node, &value));
-            if !is_told && known.iter().all(|(_, id)| is_of_the_file(id)) {
-                plan.members.push((member.node.clone(), key, member.place));
+            let is_told = |it: &Attribute<'_>| it.node == member.node && it.value == value;
+            if !known.iter().any(is_told) && known.iter().all(is_of_the_file) {
+                plan.members.push(member.clone());
             }
         }
+        for spare in &wanted.spares {
+            let key = capacity::of_spare(&spare.guest);
+            let mut known = attributes_of_nodes(&live, &key);
+            if !known.any(|it| it.node == spare.node && it.value == spare.replica) {
+                plan.spares.push(spare.clone());
+            }
+        }
+        for guest in guests {
+            let key = capacity::of_spare(&guest.name);
+            let is_wanted = |node: &str| {
+                let mut own = wanted.spares.iter().filter(|it| it.guest == guest.name);
+                own.any(|it| it.node == node)
+            };
+            let known = attributes_of_nodes(&live, &key).filter(|it| !is_wanted(it.node));
+            plan.former_spares.extend(known.map(|it| FormerSpare {
+                node: it.node.into(),
+                key: key.clone(),
+                id: it.id.into(),
+            }));
+        }
+        let all = wanted.members.iter().map(|it| &it.node);
+        let all = all.chain(wanted.spares.iter().map(|it| &it.node));
+        plan.unseen = all
+            .filter(|it| !seen.contains(it.as_str()))
+            .cloned()
+            .collect();
+        plan.members.retain(|it| seen.contains(it.node.as_str()));
+        plan.spares.retain(|it| seen.contains(it.node.as_str()));
         plan.wanted = format!(
             "<configuration><nodes>{}</nodes>{elements}</configuration>",
-            nodes_of_members(&live, &plan.members),
+            nodes_with(&live, &plan.attributes()),
         );
         plan.full = full_nodes(&live, guests, &plan.members);
         plan.others = guests_of(&live)
@@ -115,55 +159,75 @@ impl Cib {
 fn full_nodes(
     live: &Document<'_>,
     guests: &[Guest],
-    members: &[(String, String, Place)],
+    members: &[Member],
 ) -> Vec<(String, u64, u64)> {
     let names = guests.iter().map(|it| it.name.as_str());
-    let keys: BTreeSet<String> = guests_of(live)
-        .chain(names)
-        .map(capacity::of_member)
-        .collect();
-    let told = attributes_of_nodes(live, capacity::MEMORY);
-    let told = told.filter_map(|(node, has)| {
-        let has: u64 = has.parse().ok()?;
-        let new = |key: &str| {
-            let mut new = members.iter().filter(|it| it.0 == node && it.1 == key);
-            new.next().map(|it| it.2)
+    let guests: BTreeSet<&str> = guests_of(live).chain(names).collect();
+    let told = attributes_of_nodes(live, capacity::MEMORY).filter_map(|it| {
+        let (node, has): (_, u64) = (it.node, it.value.parse().ok()?);
+        let new = |guest: &str| {
+            let mut new = members
+                .iter()
+                .filter(|it| it.node == node && it.guest == guest);
+            new.next().map(|it| it.place)
         };
-        let known = |key: &str| {
-            let mut known = attributes_of_nodes(live, key).filter(|it| it.0 == node);
-            known.next().and_then(|it| it.1.parse::<Place>().ok())
+        let known = |guest: &str| {
+            let key = capacity::of_member(guest);
+            let mut known = attributes_of_nodes(live, &key).filter(|it| it.node == node);
+            known.next().and_then(|it| it.value.parse::<Place>().ok())
         };
-        let places = keys
+        let places = guests
             .iter()
-            .filter_map(|key| new(key).or_else(|| known(key)));
+            .filter_map(|guest| new(guest).or_else(|| known(guest)));
         let need: u64 = places.map(|it| it.memory_mib).sum();
         (need > has).then(|| (node.to_owned(), need, has))
     });
     told.collect()
 }
 
-/// The nodes that have an attribute, and its values.
+/// An attribute of a node.
+struct Attribute<'a> {
+    node: &'a str,
+    value: &'a str,
+    id: &'a str,
+}
+
+/// The nodes that have an attribute which outlives them.
 fn attributes_of_nodes<'a>(
     live: &'a Document<'_>,
     key: &'a str,
-) -> impl Iterator<Item = (&'a str, &'a str)> {
+) -> impl Iterator<Item = Attribute<'a>> {
     let pairs = live.descendants().filter(|it| it.has_tag_name("nvpair"));
     let pairs = pairs.filter(move |it| it.attribute("name") == Some(key));
     pairs.filter_map(|pair| {
         let node = pair.ancestors().find(|it| it.has_tag_name("node"))?;
-        Some((node.attribute("uname")?, pair.attribute("value")?))
+        Some(Attribute {
+            node: node.attribute("uname")?,
+            value: pair.attribute("value")?,
+            id: pair.attribute("id").unwrap_or_default(),
+        })
     })
 }
 
-/// The nodes with the attributes of members, as `crm_attribute` would write them. A node that the cluster has never seen has no
-/// number yet, and its agent writes the attribute.
-fn nodes_of_members(live: &Document<'_>, members: &[(String, String, Place)]) -> String {
+/// The nodes where a guest has members.
+pub fn nodes_of_members(live: &Document<'_>, guest: &str) -> BTreeSet<String> {
+    let key = capacity::of_member(guest);
+    let members = attributes_of_nodes(live, &key);
+    members.map(|it| it.node.to_owned()).collect()
+}
+
+/// The numbers and names of the nodes that the cluster knows.
+fn nodes_of<'a>(live: &'a Document<'_>) -> impl Iterator<Item = (&'a str, &'a str)> {
     let nodes = live.descendants().filter(|it| it.has_tag_name("node"));
-    let nodes = nodes.filter_map(|it| Some((it.attribute("id")?, it.attribute("uname")?)));
+    nodes.filter_map(|it| Some((it.attribute("id")?, it.attribute("uname")?)))
+}
+
+/// The nodes with these attributes (node, key, value), as `crm_attribute` would write them.
+fn nodes_with(live: &Document<'_>, attributes: &[(&str, String, String)]) -> String {
     let one = |(number, name): (&str, &str)| {
-        let own = members.iter().filter(|it| it.0 == name);
-        let pairs = own.map(|(_, key, place)| {
-            format!("<nvpair id=\"nodes-{number}-{key}\" name=\"{key}\" value=\"{place}\"/>")
+        let own = attributes.iter().filter(|it| it.0 == name);
+        let pairs = own.map(|(_, key, value)| {
+            format!("<nvpair id=\"nodes-{number}-{key}\" name=\"{key}\" value=\"{value}\"/>")
         });
         let set = format!(
             "<instance_attributes id=\"nodes-{number}\">{}</instance_attributes>",
@@ -171,8 +235,8 @@ fn nodes_of_members(live: &Document<'_>, members: &[(String, String, Place)]) ->
         );
         format!("<node id=\"{number}\" uname=\"{name}\">{set}</node>")
     };
-    let has_some = |it: &(&str, &str)| members.iter().any(|member| member.0 == it.1);
-    nodes.filter(has_some).map(one).collect()
+    let has_some = |it: &(&str, &str)| attributes.iter().any(|of| of.0 == it.1);
+    nodes_of(live).filter(has_some).map(one).collect()
 }
 
 /// The guests that the cluster has.
@@ -240,11 +304,31 @@ impl fmt::Display for Plan {
                 lacks => writeln!(f, "{name}: {}", lacks.join("; "))?,
             }
         }
-        for (node, key, place) in &self.members {
+        for it in &self.members {
             writeln!(
                 f,
-                "{node}: is known as the host of replica {}, which takes {} MiB ({key})",
-                place.id, place.memory_mib
+                "{}: is known as the host of replica {}, which takes {} MiB ({})",
+                it.node,
+                it.place.id,
+                it.place.memory_mib,
+                capacity::of_member(&it.guest)
+            )?;
+        }
+        for it in &self.spares {
+            let key = capacity::of_spare(&it.guest);
+            writeln!(
+                f,
+                "{}: is known as a spare host, {} ({key})",
+                it.node, it.replica
+            )?;
+        }
+        for it in &self.former_spares {
+            writeln!(f, "{}: is a spare host no more ({})", it.node, it.key)?;
+        }
+        for node in &self.unseen {
+            writeln!(
+                f,
+                "{node}: the cluster has never seen this node, and starts nothing there: run this again when it has joined"
             )?;
         }
         for place in &self.stale {
@@ -275,7 +359,23 @@ impl Plan {
     /// Whether nothing would change.
     pub fn is_empty(&self) -> bool {
         let is_whole = self.guests.values().all(Vec::is_empty);
-        is_whole && self.stale.is_empty() && self.members.is_empty()
+        let is_known = self.attributes().is_empty() && self.former_spares.is_empty();
+        is_whole && is_known && self.stale.is_empty()
+    }
+
+    /// The attributes to write: node, key and value.
+    fn attributes(&self) -> Vec<(&str, String, String)> {
+        let members = self.members.iter();
+        let members = members.map(|it| {
+            let key = capacity::of_member(&it.guest);
+            (&it.node[..], key, it.place.to_string())
+        });
+        let spares = self.spares.iter();
+        let spares = spares.map(|it| {
+            let key = capacity::of_spare(&it.guest);
+            (&it.node[..], key, it.replica.clone())
+        });
+        members.chain(spares).collect()
     }
 
     /// Makes the change on a copy, and lets Pacemaker say what it would do.
@@ -295,15 +395,12 @@ impl Plan {
         let wanted = wanted.to_string_lossy();
         let modify = ["--modify", "--allow-create", "--scope", "configuration"];
         on_copy(&after, &[&modify[..], &["--xml-file", &wanted]].concat())?;
-        for place in &self.stale {
-            on_copy(
-                &after,
-                &[
-                    "--delete",
-                    "--xml-text",
-                    &format!("<rsc_location id=\"{place}\"/>"),
-                ],
-            )?;
+        let places = self.stale.iter();
+        let places = places.map(|id| format!("<rsc_location id=\"{id}\"/>"));
+        let spares = self.former_spares.iter();
+        let spares = spares.map(|it| format!("<nvpair id=\"{}\"/>", it.id));
+        for element in places.chain(spares) {
+            on_copy(&after, &["--delete", "--xml-text", &element])?;
         }
         let [before, after] = [&before, &after].map(|file| file.to_string_lossy().into_owned());
         // It ends with 1 if the two differ.

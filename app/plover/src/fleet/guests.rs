@@ -4,7 +4,7 @@ use crate::capacity;
 use anyhow::{Context, Result, bail, ensure};
 use plover_node::ReplicaConfig;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -17,8 +17,8 @@ pub struct Guest {
     pub name: String,
     /// Its members by the file, and where they are.
     pub members: Vec<(u8, IpAddr)>,
-    /// Its spare hosts.
-    pub spares: Vec<IpAddr>,
+    /// Its spare hosts, and where they listen.
+    pub spares: Vec<(u8, SocketAddr)>,
     /// The guest's memory.
     pub mem_mib: u64,
     /// The memory that each of its replicas takes.
@@ -61,7 +61,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
                 .group
                 .spare
                 .iter()
-                .map(|it| it.address.ip())
+                .map(|it| (it.id, it.address))
                 .collect(),
             mem_mib: config.guest.mem_mib.into(),
             needs_mib: capacity::of_replica(&config),
@@ -100,7 +100,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
 }
 
 /// Attributes of nodes and ids of resources are a guest's name with one of these behind it.
-const ENDS: [&str; 11] = [
+const ENDS: [&str; 10] = [
     "-protected",
     "-spare",
     "-member",
@@ -108,7 +108,6 @@ const ENDS: [&str; 11] = [
     "-clone",
     "-meta",
     "-parameters",
-    "-room",
     "-start",
     "-stop",
     "-monitor",

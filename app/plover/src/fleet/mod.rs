@@ -130,7 +130,7 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
     let guests = guests::read(dir)?;
     let hosts = Hosts::new(&ask("corosync-cmapctl", &[])?, nodes);
     let wanted = render::all(&guests, &hosts)?;
-    let live = cib::Cib::parse(ask("cibadmin", &["--query"])?);
+    let live = cib::Cib::parse(cibadmin()?);
     let plan = live.plan(&wanted, &guests)?;
     output::print(&plan)?;
     if plan.is_empty() {
@@ -150,6 +150,11 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
 /// The state of the cluster, as XML.
 fn crm_mon() -> Result<String> {
     ask("crm_mon", &["--one-shot", "--inactive", "--output-as=xml"])
+}
+
+/// The configuration of the cluster, as XML.
+fn cibadmin() -> Result<String> {
+    ask("cibadmin", &["--query"])
 }
 
 /// The output of a program of the cluster.

@@ -6,8 +6,8 @@
 //! | `requires=nothing` (groups of three) | starting a replica is safe without quorum and without fencing: the group's own majority decides who leads. A cluster without quorum stops nothing |
 //! | `on-fail=block` at `stop` | a replica that refuses to stop holds the guest: Pacemaker must leave it, and must not fence its host |
 //! | `resource-discovery=exclusive` | the guest runs on these nodes, and others are not even asked |
-//! | a rule on `plover-NAME-member` (guests with spare hosts) | a member that comes back gets its place again; a spare host has a replica only while one is missing |
-//! | a rule on `plover_room_mib` (the same) | a spare host without room for the replica gets none; members stay where they are. Not `utilization`: with it Pacemaker stops members to make room for others (docs/decisions/0077) |
+//! | a rule on `plover-NAME-member` | replicas run on the nodes of members, and on no other: the agents say which these are |
+//! | `clone-max` is the number of places | the rule alone says where replicas run. Of more than `clone-max` Pacemaker would stop the last of its list, not the one without a place (docs/decisions/0078) |
 
 use super::guests::{Guest, Hosts};
 use crate::capacity::{self, Place};
@@ -18,9 +18,6 @@ const STOP_S: u64 = 120;
 
 /// The slowest copy that a stop waits for: half of what Gigabit Ethernet carries.
 const COPIED_MIB_PER_S: u64 = 50;
-
-/// More than any stickiness that operators use.
-const MEMBER_SCORE: u32 = 10_000;
 
 /// When a start that has failed, for example because a TAP device was missing, is tried again.
 const FORGETS_AFTER: &str = "300s";
@@ -34,10 +31,12 @@ pub struct Elements {
     pub constraints: String,
     /// The nodes of members.
     pub members: Vec<Member>,
+    /// The nodes of spare hosts.
+    pub spares: Vec<Spare>,
 }
 
 /// A node on which a guest has a member by its file. The agents know better, once they have run (`ocf/members.rs`).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Member {
     /// The guest.
     pub guest: String,
@@ -45,6 +44,17 @@ pub struct Member {
     pub node: String,
     /// The replica, and what it takes.
     pub place: Place,
+}
+
+/// A node on which a guest has a spare host.
+#[derive(Clone, Debug)]
+pub struct Spare {
+    /// The guest.
+    pub guest: String,
+    /// The node's name.
+    pub node: String,
+    /// The replica, and where it listens: `3@192.0.2.13:7700`.
+    pub replica: String,
 }
 
 /// Renders all guests.
@@ -55,7 +65,8 @@ pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
     let mut elements = Elements::default();
     for guest in guests {
         let members = guest.members.iter().map(|(_, address)| *address);
-        let nodes = hosts.of(guest, members.chain(guest.spares.iter().copied()))?;
+        let spares = guest.spares.iter().map(|(_, address)| address.ip());
+        let nodes = hosts.of(guest, members.chain(spares))?;
         for (at, node) in nodes.iter().enumerate() {
             ensure!(
                 !nodes[..at].contains(node),
@@ -64,17 +75,23 @@ pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
             );
             elements.constraints += &place(&guest.name, node);
         }
-        elements.resources += &clone(guest, guest.members.len());
-        if !guest.spares.is_empty() {
-            elements.constraints += &prefer_members(&guest.name);
-            elements.constraints += &need_room(&guest.name, guest.needs_mib);
-        }
-        let members = guest.members.iter().zip(nodes);
+        elements.resources += &clone(guest, nodes.len());
+        elements.constraints += &only_members(&guest.name);
+        let (of_members, of_spares) = nodes.split_at(guest.members.len());
+        let spares = guest.spares.iter().zip(of_spares);
+        elements
+            .spares
+            .extend(spares.map(|((id, address), node)| Spare {
+                guest: guest.name.clone(),
+                node: (*node).into(),
+                replica: format!("{id}@{address}"),
+            }));
+        let members = guest.members.iter().zip(of_members);
         elements
             .members
             .extend(members.map(|((id, _), node)| Member {
                 guest: guest.name.clone(),
-                node: node.into(),
+                node: (*node).into(),
                 place: Place {
                     id: *id,
                     memory_mib: guest.needs_mib,
@@ -84,16 +101,16 @@ pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
     Ok(elements)
 }
 
-fn clone(guest: &Guest, instances: usize) -> String {
+fn clone(guest: &Guest, places: usize) -> String {
     let (name, file) = (&guest.name, &guest.file);
     let parameters = [("config", format!("/etc/plover/{file}.toml"))];
     let mut of_instances = vec![("failure-timeout", FORGETS_AFTER.to_owned())];
     // Two replicas cannot agree who leads once the link between them is cut: there the cluster's quorum and fencing count.
-    if instances > 2 {
+    if guest.members.len() > 2 {
         of_instances.push(("requires", "nothing".into()));
     }
     let of_clone = [
-        ("clone-max", instances.to_string()),
+        ("clone-max", places.to_string()),
         ("clone-node-max", "1".into()),
         ("interleave", "true".into()),
         ("ordered", "true".into()),
@@ -123,26 +140,12 @@ fn place(name: &str, node: &str) -> String {
     )
 }
 
-/// A replica runs where a member is, if that node is there.
-fn prefer_members(name: &str) -> String {
+/// A replica runs where a member is.
+fn only_members(name: &str) -> String {
     format!(
-        "<rsc_location id=\"{name}-members\" rsc=\"{name}-clone\"><rule id=\"{name}-members-rule\" score=\"{MEMBER_SCORE}\">\
-         <expression id=\"{name}-members-is\" attribute=\"{}\" operation=\"defined\"/></rule></rsc_location>",
+        "<rsc_location id=\"{name}-members\" rsc=\"{name}-clone\"><rule id=\"{name}-members-only\" score=\"-INFINITY\">\
+         <expression id=\"{name}-members-not\" attribute=\"{}\" operation=\"not_defined\"/></rule></rsc_location>",
         capacity::of_member(name)
-    )
-}
-
-/// A node that lacks memory for one more replica gets none, but for its member. All nodes of members keep the same score: with a
-/// lower one on some, Pacemaker would exchange instances.
-fn need_room(name: &str, needs_mib: u64) -> String {
-    format!(
-        "<rsc_location id=\"{name}-room\" rsc=\"{name}-clone\">\
-         <rule id=\"{name}-room-rule\" score=\"-INFINITY\" boolean-op=\"and\">\
-         <expression id=\"{name}-room-for\" attribute=\"{}\" operation=\"not_defined\"/>\
-         <expression id=\"{name}-room-is\" attribute=\"{}\" operation=\"lt\" value=\"{needs_mib}\" type=\"number\"/>\
-         </rule></rsc_location>",
-        capacity::of_member(name),
-        capacity::ROOM
     )
 }
 

@@ -1,9 +1,11 @@
 //! `plover fleet status`: all guests of the cluster, one a line.
 //!
-//! `crm_mon` knows where instances run, and the attributes that `plover ocf monitor` has written. A guest with a replica on
-//! this host is asked itself (as by `plover status --all`), since that is newer and says why something is wrong.
+//! `crm_mon` knows where instances run, and the attributes that `plover ocf monitor` has written; `cibadmin`, where members are
+//! whose host is off. A guest with a replica on this host is asked itself (as by `plover status --all`), since that is newer and
+//! says why something is wrong.
 
-use super::crm_mon;
+use super::cib::nodes_of_members;
+use super::{cibadmin, crm_mon};
 use crate::at::replicas_in;
 use crate::output::table;
 use crate::overview::Overview;
@@ -70,9 +72,9 @@ struct GuestStatus {
     hosts: BTreeMap<String, String>,
     /// Remarks for the operator.
     troubles: Vec<String>,
-    /// Replicas that do not run.
+    /// Nodes of members where none runs.
     #[serde(skip)]
-    stopped: usize,
+    missing: BTreeSet<String>,
     /// Nodes where a replica did not end.
     #[serde(skip)]
     blocked: BTreeSet<String>,
@@ -84,22 +86,23 @@ impl FleetStatus {
     /// # Errors
     /// Pacemaker does not run here.
     pub fn ask(run_dir: &Path) -> Result<Self> {
-        Self::with_local(&crm_mon()?, run_dir)
+        Self::with_local(&crm_mon()?, &cibadmin()?, run_dir)
     }
 
-    /// The same, with what `crm_mon` has printed.
-    pub(super) fn with_local(cluster: &str, run_dir: &Path) -> Result<Self> {
+    /// The same, with what `crm_mon` and `cibadmin` have printed.
+    pub(super) fn with_local(cluster: &str, cib: &str, run_dir: &Path) -> Result<Self> {
         let local = if replicas_in(run_dir).is_empty() {
             Vec::new()
         } else {
             Overview::ask(run_dir)?.into_answers()
         };
-        Self::of(cluster, &local)
+        Self::of(cluster, cib, &local)
     }
 
     /// The same, with what replicas of this host have answered.
-    pub fn of(cluster: &str, local: &[GroupStatus]) -> Result<Self> {
+    pub fn of(cluster: &str, cib: &str, local: &[GroupStatus]) -> Result<Self> {
         let document = parsed(cluster)?;
+        let cib = Document::parse(cib).context("the answer of cibadmin is not understood")?;
         let clones = document
             .descendants()
             .filter(|node| node.has_tag_name("clone"));
@@ -109,7 +112,8 @@ impl FleetStatus {
             let mut instances = clone.children().filter(is_ours).peekable();
             // An instance that a cluster calls unique has its number behind the name.
             let name = instances.peek()?.attribute("id")?.split(':').next()?;
-            let mut guest = GuestStatus::in_cluster(&document, name, instances);
+            let members = nodes_of_members(&cib, name);
+            let mut guest = GuestStatus::in_cluster(&document, name, instances, members);
             if let Some(group) = local.iter().find(|group| group.name == name) {
                 guest.state = group.protection().into();
                 guest.troubles.extend(group.troubles());
@@ -168,7 +172,7 @@ impl FleetStatus {
             let missing = was
                 .hosts
                 .keys()
-                .filter(|node| !is.hosts.contains_key(*node));
+                .filter(|node| !is.hosts.contains_key(*node) && !is.missing.contains(*node));
             worse.extend(missing.map(|node| format!("{}: no replica on {node}", was.guest)));
             // Not the replicas' own words: they are of this moment, and may have numbers in them.
             let known = was.ills();
@@ -188,6 +192,7 @@ impl GuestStatus {
         document: &'a Document<'i>,
         name: &str,
         instances: impl Iterator<Item = Node<'a, 'i>>,
+        members: BTreeSet<String>,
     ) -> Self {
         let attribute = |node: &str, key: &str| {
             let nodes = document
@@ -207,16 +212,10 @@ impl GuestStatus {
         };
         let key = format!("plover-{name}");
         let (mut hosts, mut troubles) = (BTreeMap::new(), Vec::new());
-        let (mut stopped, mut blocked) = (0, BTreeSet::new());
+        let mut blocked = BTreeSet::new();
         for instance in instances {
             let says = |flag: &str| instance.attribute(flag) == Some("true");
-            let mut nodes = instance
-                .children()
-                .filter_map(|it| it.attribute("name"))
-                .peekable();
-            // More places than instances: what was seen where none runs is an orphan to Pacemaker.
-            stopped += usize::from(nodes.peek().is_none() && !says("orphaned"));
-            for node in nodes {
+            for node in instance.children().filter_map(|it| it.attribute("name")) {
                 let role = attribute(node, &key).unwrap_or("not asked yet");
                 hosts.insert(node.to_owned(), role.to_owned());
                 if says("blocked") {
@@ -229,9 +228,9 @@ impl GuestStatus {
                 }
             }
         }
-        if !hosts.is_empty() {
-            troubles.extend(not_running(stopped));
-        }
+        let mut missing = members;
+        missing.retain(|node| !hosts.contains_key(node) && !hosts.is_empty());
+        troubles.extend(missing.iter().map(|it| not_running(it)));
         let leader = hosts
             .iter()
             .find(|(_, role)| *role == LEADER)
@@ -246,7 +245,7 @@ impl GuestStatus {
             state: state.into(),
             hosts,
             troubles,
-            stopped,
+            missing,
             blocked,
         }
     }
@@ -262,7 +261,7 @@ impl GuestStatus {
             ills.push(self.state.clone());
         }
         ills.extend(unwell.map(|(node, role)| format!("{node} {role}")));
-        ills.extend(not_running(self.stopped));
+        ills.extend(self.missing.iter().map(|it| not_running(it)));
         let of_the_cluster = |it: &&String| {
             self.hosts
                 .keys()
@@ -294,15 +293,10 @@ impl GuestStatus {
     }
 }
 
-fn not_running(replicas: usize) -> Option<String> {
-    let words = match replicas {
-        0 => return None,
-        1 => "1 of its replicas does not run".to_owned(),
-        many => format!("{many} of its replicas do not run"),
-    };
-    Some(format!(
-        "{words}: no other host of it is there with room for one, or a start has failed (`crm_mon -1 -r`)."
-    ))
+fn not_running(node: &str) -> String {
+    format!(
+        "no replica on {node}: the host is off or on standby, or a start has failed (`crm_mon -1 -r`)"
+    )
 }
 
 impl fmt::Display for FleetStatus {

@@ -9,7 +9,26 @@ nodelist.node.0.name (str) = alpha\nnodelist.node.0.nodeid (u32) = 1\nnodelist.n
 nodelist.node.1.name (str) = beta\nnodelist.node.1.ring0_addr (str) = 198.51.100.11\nnodelist.node.1.ring1_addr (str) = 192.0.2.11\n\
 nodelist.node.2.name (str) = gamma\nnodelist.node.2.ring0_addr (str) = 192.0.2.12\n";
 
-const EMPTY: &str = "<cib><configuration><resources/><constraints/></configuration></cib>";
+const EMPTY: &str = "<cib><configuration><nodes><node id=\"1\" uname=\"alpha\"/><node id=\"2\" uname=\"beta\"/>\
+<node id=\"3\" uname=\"gamma\"/><node id=\"4\" uname=\"delta\"/></nodes><resources/><constraints/></configuration></cib>";
+
+/// A cluster with these attributes of nodes: node, key and value.
+fn with_attributes<'a>(attributes: impl IntoIterator<Item = (&'a str, String, String)>) -> String {
+    let mut cib = EMPTY.to_owned();
+    for (node, key, value) in attributes {
+        let begin = format!("uname=\"{node}\"/>");
+        let pair = format!("<nvpair id=\"{node}-{key}\" name=\"{key}\" value=\"{value}\"/>");
+        if cib.contains(&begin) {
+            let node =
+                format!("uname=\"{node}\"><instance_attributes></instance_attributes></node>");
+            cib = cib.replace(&begin, &node);
+        }
+        let begin = format!("uname=\"{node}\"><instance_attributes>");
+        assert!(cib.contains(&begin), "{node} is no node");
+        cib = cib.replace(&begin, &(begin.clone() + &pair));
+    }
+    cib
+}
 
 /// Writes a guest's configuration into a folder.
 fn write(folder: &Path, file: &str, name: &str, replicas: u8) {
@@ -43,7 +62,11 @@ fn plan(guests: &[Guest], live: &str) -> String {
 /// A cluster that has all that is wanted.
 fn with_all(guests: &[Guest]) -> String {
     let wanted = render::all(guests, &Hosts::new(CMAP, &[])).unwrap();
-    EMPTY
+    let members = wanted.members.iter().map(|it| {
+        let key = crate::capacity::of_member(&it.guest);
+        (&it.node[..], key, it.place.to_string())
+    });
+    with_attributes(members)
         .replace(
             "<resources/>",
             &format!("<resources>{}</resources>", wanted.resources),
@@ -52,22 +75,6 @@ fn with_all(guests: &[Guest]) -> String {
             "<constraints/>",
             &format!("<constraints>{}</constraints>", wanted.constraints),
         )
-        .replace(
-            "<configuration>",
-            &format!("<configuration><nodes>{}</nodes>", nodes(&wanted)),
-        )
-}
-
-/// Nodes that are known as those of all members.
-fn nodes(wanted: &render::Elements) -> String {
-    let members = wanted.members.iter().map(|it| {
-        let key = crate::capacity::of_member(&it.guest);
-        format!(
-            "<node uname=\"{}\"><instance_attributes><nvpair name=\"{key}\" value=\"{}\"/></instance_attributes></node>",
-            it.node, it.place
-        )
-    });
-    members.collect()
 }
 
 #[test]
@@ -142,7 +149,7 @@ fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
 }
 
 #[test]
-fn a_spare_host_is_a_place_and_members_are_preferred() {
+fn replicas_run_on_the_nodes_of_members_alone_and_spare_hosts_are_written_down() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "shop.toml", "shop", 3);
     let file = folder.path().join("shop.toml");
@@ -154,13 +161,12 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
         "{CMAP}nodelist.node.3.name (str) = delta\nnodelist.node.3.ring0_addr (str) = 192.0.2.13\n"
     );
     let wanted = render::all(&guests, &Hosts::new(&cmap, &[])).unwrap();
-    let max = "name=\"clone-max\" value=\"3\"";
+    let max = "name=\"clone-max\" value=\"4\"";
     assert!(wanted.resources.contains(max), "{}", wanted.resources);
-    let room = "attribute=\"plover_room_mib\" operation=\"lt\" value=\"948\"";
     for part in [
         "id=\"shop-on-delta\"",
-        "attribute=\"plover-shop-member\"",
-        room,
+        "score=\"-INFINITY\"",
+        "attribute=\"plover-shop-member\" operation=\"not_defined\"",
     ] {
         assert!(wanted.constraints.contains(part), "{}", wanted.constraints);
     }
@@ -172,19 +178,24 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
     for part in [
         "alpha: is known as the host of replica 0",
         "gamma: is known as the host of replica 2",
+        "delta: is known as a spare host, 3@192.0.2.13:7700",
     ] {
         assert!(new.contains(part), "{new}");
     }
-    assert!(!new.contains("delta: is known"), "{new}");
-    let known = |node: &str, id: u8| {
-        let pair = format!("<nvpair name=\"plover-shop-member\" value=\"{id}, 948 MiB\"/>");
-        let node = format!(
-            "<node uname=\"{node}\"><instance_attributes>{pair}</instance_attributes></node>"
-        );
-        told(&EMPTY.replace(
-            "<resources/>",
-            &format!("<nodes>{node}</nodes><resources/>"),
-        ))
+    assert!(!new.contains("delta: is known as the host"), "{new}");
+    let joins_later = told(&EMPTY.replace("<node id=\"3\" uname=\"gamma\"/>", ""));
+    assert!(
+        joins_later.contains("gamma: the cluster has never seen this node"),
+        "{joins_later}"
+    );
+    assert!(!joins_later.contains("gamma: is known"), "{joins_later}");
+    let known = |node: &'static str, id: u8| {
+        let value = format!("{id}, 948 MiB");
+        told(&with_attributes([(
+            node,
+            "plover-shop-member".into(),
+            value,
+        )]))
     };
     let one = known("alpha", 0);
     assert!(!one.contains("alpha: is known"), "{one}");
@@ -194,7 +205,26 @@ fn a_spare_host_is_a_place_and_members_are_preferred() {
     );
     // 0 was replaced by 3 since.
     let later = known("delta", 3);
-    assert!(!later.contains("is known"), "{later}");
+    assert!(!later.contains("is known as the host"), "{later}");
+    let spare_on = |node: &'static str, at: &str| {
+        told(&with_attributes([(
+            node,
+            "plover-shop-spare".into(),
+            at.into(),
+        )]))
+    };
+    let same = spare_on("delta", "3@192.0.2.13:7700");
+    assert!(!same.contains("spare host"), "{same}");
+    let other = spare_on("delta", "5@192.0.2.13:7700");
+    assert!(
+        other.contains("delta: is known as a spare host, 3@"),
+        "{other}"
+    );
+    let former = spare_on("alpha", "5@192.0.2.10:7700");
+    assert!(
+        former.contains("alpha: is a spare host no more"),
+        "{former}"
+    );
     let own = text
         .replace("plaintext = true", spare)
         .replace("me = 0", "me = 3");
@@ -209,19 +239,10 @@ fn members_that_do_not_fit_on_a_host_are_told() {
     write(folder.path(), "shop.toml", "shop", 3);
     write(folder.path(), "mail.toml", "mail", 3);
     let guests = guests::read(folder.path()).unwrap();
-    let has = |node: &str, mib: u32| {
-        let pair = format!("<nvpair name=\"plover_memory_mib\" value=\"{mib}\"/>");
-        format!("<node uname=\"{node}\"><instance_attributes>{pair}</instance_attributes></node>")
-    };
     // Each takes 500 + 256 + 192 MiB.
-    let nodes = has("alpha", 2 * 948) + &has("beta", 2 * 948 - 1);
-    let told = plan(
-        &guests,
-        &EMPTY.replace(
-            "<resources/>",
-            &format!("<nodes>{nodes}</nodes><resources/>"),
-        ),
-    );
+    let has = [("alpha", 2 * 948), ("beta", 2 * 948 - 1)];
+    let has = has.map(|(node, mib)| (node, "plover_memory_mib".to_owned(), mib.to_string()));
+    let told = plan(&guests, &with_attributes(has));
     assert!(
         told.contains("beta: its members need 1896 MiB, and it has 1895"),
         "{told}"
@@ -298,7 +319,17 @@ fn all_guests_of_the_cluster_are_on_one_page() {
         attribute("plover-shop", "secondary"),
         attribute("plover-mail", ""),
     );
-    let told = FleetStatus::of(&cluster, &[]).unwrap().to_string();
+    let member = |node: &'static str, guest: &str| {
+        (node, format!("plover-{guest}-member"), "0, 1 MiB".into())
+    };
+    let cib = with_attributes([
+        member("alpha", "shop"),
+        member("beta", "shop"),
+        member("gamma", "shop"),
+        member("beta", "mail"),
+    ]);
+    let status = FleetStatus::of(&cluster, &cib, &[]).unwrap();
+    let told = status.to_string();
     let lines: Vec<&str> = told.lines().collect();
     assert_eq!(lines.len(), 3, "{told}");
     assert!(
@@ -309,20 +340,18 @@ fn all_guests_of_the_cluster_are_on_one_page() {
         lines[2].starts_with("mail   NO LEADER  beta not asked yet"),
         "{told}"
     );
-    let ills = Vec::from_iter(FleetStatus::of(&cluster, &[]).unwrap().ills());
+    let ills = Vec::from_iter(status.ills());
+    let is_missing = |guest: &str| {
+        let begin = format!("{guest}: no replica on ");
+        let mut missing = ills.iter().filter_map(|it| it.strip_prefix(&begin));
+        missing
+            .next()
+            .map(|it| it.split(':').next().unwrap_or_default().to_owned())
+    };
+    assert_eq!(is_missing("shop").as_deref(), Some("gamma"), "{ills:?}");
+    assert_eq!(is_missing("mail"), None, "{ills:?}");
     assert!(
-        ills.iter()
-            .any(|it| it.starts_with("shop: 1 of its replicas does not run")),
-        "{ills:?}"
-    );
-    assert!(
-        !ills
-            .iter()
-            .any(|it| it.starts_with("mail: 1 of its replicas")),
-        "{ills:?}"
-    );
-    assert!(
-        FleetStatus::of("<pacemaker-result/>", &[])
+        FleetStatus::of("<pacemaker-result/>", EMPTY, &[])
             .unwrap()
             .to_string()
             .contains("plover fleet apply")

@@ -9,7 +9,7 @@
 //! ```
 
 use super::status::{FleetStatus, Nodes};
-use super::{ask, crm_mon};
+use super::{ask, cibadmin, crm_mon};
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::progress::Progress;
 use std::collections::BTreeSet;
@@ -62,7 +62,7 @@ impl Hosts for Cluster<'_> {
         let shown = crm_mon()?;
         Ok((
             Nodes::of(&shown)?,
-            FleetStatus::with_local(&shown, self.run_dir)?,
+            FleetStatus::with_local(&shown, &cibadmin()?, self.run_dir)?,
         ))
     }
 
@@ -277,6 +277,15 @@ mod tests {
 
     const NODES: [&str; 4] = ["alpha", "beta", "gamma", "delta"];
 
+    const REPLICAS: [(&str, &str, &str); 6] = [
+        ("shop", "alpha", "leader"),
+        ("shop", "beta", "secondary"),
+        ("shop", "gamma", "witness"),
+        ("mail", "alpha", "leader"),
+        ("mail", "gamma", "secondary"),
+        ("mail", "delta", "witness"),
+    ];
+
     /// A cluster of four nodes with two guests, as it shows itself.
     #[derive(Debug, Default)]
     struct Fake {
@@ -292,17 +301,18 @@ mod tests {
     impl Fake {
         fn new() -> Self {
             let fake = Self::default();
-            for (guest, node, role) in [
-                ("shop", "alpha", "leader"),
-                ("shop", "beta", "secondary"),
-                ("shop", "gamma", "witness"),
-                ("mail", "alpha", "leader"),
-                ("mail", "gamma", "secondary"),
-                ("mail", "delta", "witness"),
-            ] {
+            for (guest, node, role) in REPLICAS {
                 fake.roles.borrow_mut().insert((guest, node.into()), role);
             }
             fake
+        }
+
+        fn cib() -> String {
+            let nodes = REPLICAS.iter().map(|(guest, node, _)| {
+                let pair = format!("<nvpair name=\"plover-{guest}-member\" value=\"0, 948 MiB\"/>");
+                format!("<node uname=\"{node}\">{pair}</node>")
+            });
+            format!("<cib>{}</cib>", nodes.collect::<String>())
         }
 
         fn shown(&self) -> String {
@@ -324,7 +334,6 @@ mod tests {
                 let all: String = of(guest).iter().map(|it| instance(&it.0.1)).collect();
                 let away =
                     format!("<resource id=\"{guest}\" resource_agent=\"ocf:plover:guest\"/>");
-                let away = away.repeat(3 - of(guest).len());
                 format!("<clone id=\"{guest}-clone\">{all}{away}</clone>")
             };
             let attributes = |node: &str| {
@@ -367,7 +376,10 @@ mod tests {
     impl Hosts for Fake {
         fn look(&self) -> Result<(Nodes, FleetStatus)> {
             let shown = self.shown();
-            Ok((Nodes::of(&shown)?, FleetStatus::of(&shown, &[])?))
+            Ok((
+                Nodes::of(&shown)?,
+                FleetStatus::of(&shown, &Self::cib(), &[])?,
+            ))
         }
 
         /// Replicas lead elsewhere when theirs has ended.
@@ -474,7 +486,7 @@ mod tests {
         refused(&fake, &[], "gamma is offline or on standby");
         let fake = Fake::new();
         fake.roles.borrow_mut().remove(&("shop", "gamma".into()));
-        refused(&fake, &[], "shop: 1 of its replicas does not run");
+        refused(&fake, &[], "shop: no replica on gamma");
         let fake = Fake::new();
         fake.roles
             .borrow_mut()

@@ -41,7 +41,7 @@ impl Instance {
     pub(super) fn monitor(&self) -> Outcome {
         let begun = Instant::now();
         if self.is_probe {
-            self.tell_memory_and_room();
+            self.tell_memory_at_probe();
         }
         match self.ask() {
             Ok(own) => {

@@ -2,12 +2,11 @@
 //!
 //! | attribute of a node | who writes it |
 //! |---|---|
-//! | `plover-NAME-member` | the agent of that member; the leader's for one that joins, and when one has left |
-//! | `plover-NAME-spare` | the agent of the replica that waits there |
+//! | `plover-NAME-member` | the agent of that member; the leader's for a spare host that gets a place, and when one has left |
+//! | `plover-NAME-spare` | `plover fleet apply` |
 //! | `plover_memory_mib` | the first agent there, or the operator |
-//! | `plover_room_mib` | the first agent there, then those of all leaders, for each node that is online |
 
-use super::Instance;
+use super::{Instance, judge};
 use crate::capacity::{self, Place};
 use crate::fleet::guests_of;
 use anyhow::{Context, Result};
@@ -19,7 +18,8 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub name: String,
-    pub is_online: bool,
+    /// It is there, may have replicas, and none of this guest has failed to start there of late.
+    pub can_start: bool,
     /// It is to have no replicas: an operator works on it.
     pub is_away: bool,
     /// The member whose host it is.
@@ -28,10 +28,10 @@ pub(super) struct Node {
     pub memory_mib: Option<i64>,
     /// The memory that members of other guests take there.
     pub taken_mib: i64,
-    /// The room that is written down. The rule for spare replicas reads it.
-    pub room_told: Option<i64>,
-    /// The replica that waits there to be added, and its address.
+    /// The replica that may get a place there, and its address.
     pub spare: Option<(u8, String)>,
+    /// It runs, and waits to be added.
+    pub waits: bool,
 }
 
 impl Node {
@@ -49,13 +49,6 @@ impl Node {
     pub fn is_of(&self, id: u8) -> bool {
         self.member.is_some_and(|it| it.id == id)
     }
-
-    /// The memory that all members leave, if what is written down is another figure.
-    fn new_room(&self) -> Option<i64> {
-        let own = self.member.map_or(0, |it| it.memory_mib as i64);
-        let left = self.memory_mib? - self.taken_mib - own;
-        Some(left).filter(|it| self.room_told != Some(*it))
-    }
 }
 
 /// The nodes of the cluster, as `cibadmin --query` prints them. A node that is lost forgets some of its attributes, such as that
@@ -65,7 +58,10 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     // The attributes of a guest that was removed are still there.
     let guests: BTreeSet<String> = guests_of(&document).map(capacity::of_member).collect();
     let own = capacity::of_member(guest);
-    let spare = format!("plover-{guest}-spare");
+    let spare = capacity::of_spare(guest);
+    let role = format!("plover-{guest}");
+    let failed_start = format!("fail-count-{guest}#start");
+    let (mut online, mut failed) = (BTreeSet::new(), BTreeSet::new());
     let mut nodes: BTreeMap<&str, Node> = BTreeMap::new();
     let is_node = |it: &Element<'_, '_>| {
         let of = it.parent().map(|it| it.tag_name().name());
@@ -80,7 +76,9 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         };
         let node = nodes.entry(name).or_default();
         node.name = name.into();
-        node.is_online |= element.attribute("crmd") == Some("online");
+        if element.attribute("crmd") == Some("online") {
+            online.insert(name);
+        }
         let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
         // The utilization of a node is in other elements.
         let pairs = pairs.filter(|it| {
@@ -93,14 +91,17 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
             };
             match key {
                 _ if key == own => node.member = value.parse().ok(),
-                _ if key == spare => node.spare = waiting(value),
+                _ if key == spare => node.spare = id_and_address(value),
+                _ if key == role => node.waits = value == judge::SPARE,
+                _ if key.starts_with(&failed_start) => {
+                    failed.insert(name);
+                }
                 _ if guests.contains(key) => {
                     let place = value.parse::<Place>();
                     node.taken_mib += place.map_or(0, |it| it.memory_mib as i64);
                 }
                 // A figure that cannot be read must not count as none: it is the operator's.
                 capacity::MEMORY => node.memory_mib = Some(value.parse().unwrap_or(0)),
-                capacity::ROOM => node.room_told = value.parse().ok(),
                 "standby" | "maintenance" => {
                     node.is_away |= matches!(value, "on" | "true" | "yes" | "1");
                 }
@@ -108,28 +109,25 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
             }
         }
     }
+    for (name, node) in &mut nodes {
+        node.can_start = online.contains(name) && !node.is_away && !failed.contains(name);
+    }
     Ok(nodes.into_values().collect())
 }
 
 /// `ID@ADDRESS`.
-fn waiting(value: &str) -> Option<(u8, String)> {
+fn id_and_address(value: &str) -> Option<(u8, String)> {
     let (id, address) = value.split_once('@')?;
     Some((id.parse().ok()?, address.into()))
 }
 
 impl Instance {
-    /// At a probe: writes down the memory of this host and the room there. Nothing is done if the cluster does not answer.
-    pub(super) fn tell_memory_and_room(&self) {
+    /// At a probe: writes down the memory of this host. Nothing is done if the cluster does not answer.
+    pub(super) fn tell_memory_at_probe(&self) {
         let Some(name) = &self.node else { return };
         let told = self.nodes().and_then(|nodes| {
-            let Some(here) = nodes.iter().find(|it| it.name == *name) else {
-                return Ok(());
-            };
-            let memory_mib = self.tell_memory(here)?;
-            self.tell_room(&Node {
-                memory_mib,
-                ..here.clone()
-            })
+            let here = nodes.iter().find(|it| it.name == *name);
+            here.map_or(Ok(()), |here| self.tell_memory(here))
         });
         if let Err(error) = told {
             // Pacemaker writes it into its log.
@@ -138,27 +136,11 @@ impl Instance {
     }
 
     /// Writes down the memory that this host has for replicas, unless it is written already: an operator may have chosen it.
-    /// Returns the figure that counts.
-    pub(super) fn tell_memory(&self, here: &Node) -> Result<Option<i64>> {
+    pub(super) fn tell_memory(&self, here: &Node) -> Result<()> {
         let Some(has) = capacity::of_host().filter(|_| here.memory_mib.is_none()) else {
-            return Ok(here.memory_mib);
-        };
-        let value = has.to_string();
-        self.write(&here.name, capacity::MEMORY, "forever", Some(&value))?;
-        Ok(Some(has as i64))
-    }
-
-    /// Writes down the room on a node, if that is another figure now.
-    pub(super) fn tell_room(&self, node: &Node) -> Result<()> {
-        let Some(room) = node.new_room() else {
             return Ok(());
         };
-        self.write(
-            &node.name,
-            capacity::ROOM,
-            "reboot",
-            Some(&room.to_string()),
-        )
+        self.write(&here.name, capacity::MEMORY, Some(&has.to_string()))
     }
 
     pub(super) fn nodes(&self) -> Result<Vec<Node>> {
@@ -170,13 +152,13 @@ impl Instance {
     pub(super) fn write_member(&self, node: &str, place: Option<Place>) -> Result<()> {
         let name = capacity::of_member(&self.config.group.name);
         let value = place.map(|it| it.to_string());
-        self.write(node, &name, "forever", value.as_deref())
+        self.write(node, &name, value.as_deref())
     }
 
-    /// Writes an attribute of a node, or deletes it.
-    fn write(&self, node: &str, name: &str, lifetime: &str, value: Option<&str>) -> Result<()> {
+    /// Writes an attribute of a node that outlives it, or deletes it.
+    fn write(&self, node: &str, name: &str, value: Option<&str>) -> Result<()> {
         let begin = ["crm_attribute", "--node", node, "--name", name];
-        let lifetime = ["--lifetime", lifetime];
+        let lifetime = ["--lifetime", "forever"];
         let end = value.map_or(vec!["--delete"], |value| vec!["--update", value]);
         self.cluster(&[&begin[..], &lifetime, &end].concat())
             .map(drop)
@@ -213,14 +195,17 @@ mod tests {
           <node id="2" uname="beta"><instance_attributes id="nodes-2">
             <nvpair id="d" name="plover-shop-member" value="1, 948 MiB"/><nvpair id="e" name="standby" value="off"/></instance_attributes>
             <utilization id="u"><nvpair id="f" name="standby" value="1"/></utilization></node>
-          <node id="3" uname="gamma"/>
+          <node id="3" uname="gamma"><instance_attributes id="nodes-3">
+            <nvpair id="s" name="plover-shop-spare" value="3@192.0.2.13:7700"/></instance_attributes></node>
         </nodes>
         <resources><clone><primitive id="shop" provider="plover" type="guest"/></clone>
           <clone><primitive id="shop-2" provider="plover" type="guest"/></clone></resources></configuration>
         <status>
+          <node_state id="1" uname="alpha" crmd="online"/>
+          <node_state id="2" uname="beta" crmd="offline"/>
           <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
-            <nvpair id="g" name="plover-shop" value="spare"/><nvpair id="h" name="plover-shop-spare" value="3@192.0.2.13:7700"/>
-            <nvpair id="r" name="plover_room_mib" value="400"/></instance_attributes></transient_attributes>
+            <nvpair id="g" name="plover-shop" value="spare"/>
+            <nvpair id="h" name="fail-count-shop-2#start_0" value="INFINITY"/></instance_attributes></transient_attributes>
           <lrm id="3"><lrm_resources/></lrm></node_state>
         </status></cib>"#;
 
@@ -246,33 +231,26 @@ mod tests {
             ..node("beta")
         };
         let gamma = Node {
-            is_online: true,
-            room_told: Some(400),
+            can_start: true,
             spare: Some((3, "192.0.2.13:7700".into())),
+            waits: true,
             ..node("gamma")
         };
         assert_eq!(nodes(CIB, "shop").unwrap(), [alpha, beta, gamma]);
+        let has_failed = CIB.replace("fail-count-shop-2#start_0", "fail-count-shop#start_0");
+        assert!(!nodes(&has_failed, "shop").unwrap()[2].can_start);
         assert!(nodes("<cib>", "shop").is_err());
     }
 
     #[test]
-    fn the_room_on_a_node_is_what_its_members_leave() {
+    fn the_room_on_a_node_is_what_members_of_other_guests_leave() {
         let shop = &nodes(CIB, "shop").unwrap();
-        assert_eq!(shop[0].new_room(), Some(2000 - 500 - 948));
-        let known = CIB.replace(
-            "name=\"standby\" value=\"on\"",
-            "name=\"plover_room_mib\" value=\"552\"",
-        );
-        assert_eq!(
-            nodes(&known, "shop").unwrap()[0].new_room(),
-            None,
-            "it is known"
-        );
-        assert_eq!(shop[1].new_room(), None, "its memory is not");
-        assert_eq!(shop[1].room_mib(), i64::MAX);
+        assert!(shop[0].has_room(1500) && !shop[0].has_room(1501));
+        assert!(shop[1].has_room(1 << 40), "its memory is not known");
         let other = &nodes(CIB, "shop-2").unwrap()[0];
         assert!(other.is_of(7));
-        assert_eq!(other.room_mib(), 2000 - 948, "its own member moves nowhere");
+        assert!(other.has_room(2000 - 948), "its own member moves nowhere");
+        assert!(!other.has_room(2000 - 947));
         let wrong = CIB.replace("value=\"2000\"", "value=\"2000 MiB\"");
         assert_eq!(nodes(&wrong, "shop").unwrap()[0].memory_mib, Some(0));
     }

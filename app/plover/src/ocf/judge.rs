@@ -6,11 +6,11 @@ use plover_lab::status::{GroupStatus, ReplicaStatus};
 use plover_node::{GroupConfig, Warm};
 use serde_json::Value;
 
-/// The attribute of a spare replica that waits, behind the guest's name.
-pub(super) const SPARE: &str = "-spare";
+/// The role of a spare replica that waits to be added.
+pub(super) const SPARE: &str = "spare";
 
 /// Attributes of a node: what follows the guest's name, and the value, if it has any.
-pub(super) type Attributes = [(&'static str, Option<String>); 3];
+pub(super) type Attributes = [(&'static str, Option<String>); 2];
 
 /// The outcome of `monitor` for a replica that answers.
 ///
@@ -41,17 +41,15 @@ pub(super) fn waits(own: &DaemonStatus) -> bool {
     own.more.get("waits_to_be_added") == Some(&Value::Bool(true))
 }
 
-/// The attributes of the node: the replica's role, on the leader's node whether the guest is protected, and on that of a spare
-/// replica its id and address, if it waits. The witness of three that is to keep a warm copy joins until it has that.
+/// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected. The witness of three
+/// that is to keep a warm copy joins until it has that.
 pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes {
     let protected = if own.protected { "yes" } else { "no" };
-    let spare = Some(own).filter(|own| group.is_spare() && waits(own));
-    let spare = spare.and_then(|own| group.replica.iter().find(|it| it.id == own.id));
     // Of several witnesses one is kept warm.
     let is_only = group.replica.len() == 3;
     let is_warm = group.warm_witness == Warm::Off || !is_only || keeps_copy(own);
     let role = match own.role.as_str() {
-        _ if spare.is_some() => "spare",
+        _ if group.is_spare() && waits(own) => SPARE,
         "witness" if !is_warm => "joining",
         role => role,
     };
@@ -61,17 +59,12 @@ pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes 
             "-protected",
             (own.role == "leader").then(|| protected.into()),
         ),
-        (SPARE, spare.map(|it| format!("{}@{}", it.id, it.address))),
     ]
 }
 
 /// Those of a node without a replica that answers: its role is this, if it has any.
 pub(super) fn attributes_of_none(role: Option<&str>) -> Attributes {
-    [
-        ("", role.map(str::to_owned)),
-        ("-protected", None),
-        (SPARE, None),
-    ]
+    [("", role.map(str::to_owned)), ("-protected", None)]
 }
 
 /// Whether a replica may leave its group now.

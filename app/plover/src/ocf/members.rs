@@ -1,16 +1,17 @@
 //! A host that is lost for good is replaced by a spare one.
 //!
 //! ```text
-//!   Pacemaker: a node is lost ─▶ starts the replica of a spare host, which waits ─▶ attribute plover-NAME-spare = ID@ADDRESS
-//!   the leader's monitor: a member is silent for `replace_after_s`, and a spare one waits ─▶ `plover member replace`
-//!   the members are others ─▶ attribute plover-NAME-member = ID, MEMORY, on the nodes of members alone
+//!   the leader's monitor: a member is silent for `replace_after_s` ─▶ attribute plover-NAME-member = ID, MEMORY on a spare host
+//!   Pacemaker: runs a replica on the nodes with this attribute, and on no other ─▶ starts that one, which waits: plover-NAME = spare
+//!   the leader's monitor: it waits ─▶ `plover member replace`
+//!   the members are others ─▶ the attribute of the node whose member has left is deleted
 //! ```
 //!
-//! Pacemaker knows by the last attribute, which outlives the node, where replicas belong: a host that comes back before it was
-//! replaced gets its replica again, and the spare one ends. One that was replaced gets none.
+//! The attribute outlives the node: a host that comes back before it was replaced gets its replica again, and the spare one ends.
+//! One that was replaced gets none.
 //!
-//! The attribute says what memory the member takes, too, and another one what the node has: a lost member is replaced only on a
-//! node with room for it (docs/decisions/0077).
+//! The attribute says what memory the member takes, too, and another one what the node has: only a node with room gets the place
+//! of a lost member (docs/decisions/0077).
 //!
 //! Only the leader's agent decides, since only a leader has the majority that a change takes. An order that is given twice, or by
 //! a replica that leads no more, is refused by the group (docs/decisions/0047).
@@ -67,43 +68,92 @@ pub(super) struct Rules {
     pub memory_mib: u64,
 }
 
-/// The change of the members that a leader is to be ordered now, if any.
-pub(super) fn next(own: &DaemonStatus, nodes: &[Node], rules: Rules) -> Option<MemberChange> {
-    let after_s = rules.after_s;
+/// Next on the way to a whole group.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step<'a> {
+    /// Pacemaker is to run this replica on a node, or none there.
+    Place(&'a Node, Option<u8>),
+    /// The leader is to be ordered to change the members.
+    Change(MemberChange),
+}
+
+/// What a leader's agent is to do now, if anything. One thing in each turn: a monitor has its time, too.
+pub(super) fn next<'a>(own: &DaemonStatus, nodes: &'a [Node], rules: Rules) -> Option<Step<'a>> {
     let told = Told::of(own);
-    let silent = |id: u8| {
-        let mut silent = told.silences.iter();
-        silent.find(|it| it.id == id && after_s > 0 && it.s >= after_s)
-    };
+    let after_s = rules.after_s;
     let node_of = |id: u8| nodes.iter().find(|it| it.is_of(id));
-    if let Some(change) = &told.change {
-        // A new host that has begun, and was lost: another one can be added then. One that waits still cannot be reached, and
-        // `plover status` says what to look at.
-        let is_lost = |id: u8| {
-            let mut spares = nodes.iter().filter_map(|it| it.spare.as_ref());
-            let waits = spares.any(|it| it.0 == id);
-            silent(id).is_some() && !waits && node_of(id).is_some_and(|it| !it.is_away)
-        };
-        let lost = change.add.filter(|id| is_lost(*id));
-        return lost.map(|id| MemberChange {
+    // Without its node it is not known whether somebody works on that.
+    let is_lost = |id: u8| {
+        let mut silent = told.silences.iter();
+        let silent = silent.find(|it| it.id == id && after_s > 0 && it.s >= after_s);
+        silent.filter(|_| node_of(id).is_some_and(|it| !it.is_away))
+    };
+    let is_short = told.voters.len() < rules.size;
+    // One that was told to stop is started again by who stopped it.
+    let is_gone = |id: &u8| *id != own.id && is_lost(*id).is_some_and(|it| !it.stopped);
+    let gone = told
+        .voters
+        .iter()
+        .copied()
+        .find(|id| !is_short && is_gone(id));
+    let needs_one = told.change.is_none() && (is_short && after_s > 0 || gone.is_some());
+    let newcomer = told.change.as_ref().and_then(|it| it.add);
+
+    // A spare host that has the place of a lost member keeps it until it cannot take it any more.
+    let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
+    let may_help = |it: &&Node| {
+        let spare = it.spare.as_ref().filter(|spare| is_new(spare.0));
+        spare.is_some_and(|spare| it.member.is_none_or(|member| member.id == spare.0))
+            && it.can_start
+            && it.has_room(rules.memory_mib)
+    };
+    let helpers = nodes.iter().filter(|it| needs_one && may_help(it));
+    let helper = helpers.clone().find(|it| it.member.is_some());
+    let helper = helper.or_else(|| helpers.clone().next());
+
+    let belongs = |id: u8| told.voters.contains(&id) || newcomer == Some(id);
+    let is_left = |it: &&Node| {
+        let keeps = helper.is_some_and(|helper| helper.name == it.name);
+        it.member.is_some_and(|it| !belongs(it.id)) && !keeps
+    };
+    if let Some(node) = nodes.iter().find(is_left) {
+        return Some(Step::Place(node, None));
+    }
+    // A person's order, or the cluster has forgotten it.
+    let spare_of = |id: u8| {
+        let is_its =
+            |it: &&Node| it.member.is_none() && it.spare.as_ref().is_some_and(|it| it.0 == id);
+        nodes.iter().find(is_its)
+    };
+    let mut unplaced = told.voters.iter().copied().chain(newcomer);
+    let unplaced = unplaced.find_map(|id| {
+        spare_of(id)
+            .filter(|_| node_of(id).is_none())
+            .map(|it| (it, id))
+    });
+    if let Some((node, id)) = unplaced {
+        return Some(Step::Place(node, Some(id)));
+    }
+    if let Some(id) = newcomer {
+        // It has begun, and was lost: another one can be added then. One that waits still cannot be reached, and `plover status`
+        // says what to look at.
+        let waits = node_of(id).is_some_and(|it| it.waits);
+        let change = MemberChange {
             add: None,
             remove: Some(id),
-        });
+        };
+        return (is_lost(id).is_some() && !waits).then_some(Step::Change(change));
     }
-    // One that was told to stop is started again by who stopped it. Without its node it is not known whether somebody works on
-    // that.
-    let is_lost = |id: u8| {
-        silent(id).is_some_and(|it| !it.stopped) && node_of(id).is_some_and(|it| !it.is_away)
+    let helper = helper?;
+    let (id, address) = helper.spare.clone()?;
+    if helper.member.is_none() {
+        return Some(Step::Place(helper, Some(id)));
+    }
+    let change = MemberChange {
+        add: Some((id, address)),
+        remove: gone,
     };
-    let mut others = told.voters.iter().copied().filter(|id| *id != own.id);
-    let is_short = told.voters.len() < rules.size;
-    let remove = others.find(|id| !is_short && is_lost(*id));
-    let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
-    let with_room = nodes.iter().filter(|it| it.has_room(rules.memory_mib));
-    let mut waiting = with_room.filter_map(|it| it.spare.as_ref());
-    let add = waiting.find(|(id, _)| is_new(*id)).cloned();
-    (add.is_some() && (is_short && after_s > 0 || remove.is_some()))
-        .then_some(MemberChange { add, remove })
+    helper.waits.then_some(Step::Change(change))
 }
 
 /// Whether a replica is a member, or becomes one: its host is the one where Pacemaker is to run it.
@@ -131,7 +181,6 @@ impl Instance {
     }
 
     fn keep_members(&self, own: &DaemonStatus, begun: Instant) -> Result<()> {
-        let group = &self.config.group;
         let nodes = self.nodes()?;
         let memory_mib = capacity::of_replica(&self.config);
         let place = |id: u8| Place { id, memory_mib };
@@ -144,49 +193,41 @@ impl Instance {
                 self.write_member(&here.name, Some(place(own.id)))?;
             }
         }
-        // One that was cut off still leads, as far as it knows.
-        if own.role != "leader" || !own.serving {
+        // One that was cut off still leads, as far as it knows. The status of a pair names no voters.
+        if own.role != "leader" || !own.serving || Told::of(own).voters.is_empty() {
             return Ok(());
         }
-        let told = Told::of(own);
-        let newcomer = told.change.as_ref().and_then(|it| it.add);
-        let is_pair = told.voters.is_empty();
-        let belongs = |id: u8| is_pair || told.voters.contains(&id) || newcomer == Some(id);
-        let has_left = |it: &&Node| it.member.is_some_and(|it| !belongs(it.id));
-        // One in each turn: a monitor has its time, too.
-        if let Some(node) = nodes.iter().find(has_left) {
-            return self.write_member(&node.name, None);
-        }
+        let group = &self.config.group;
         let rules = Rules {
             size: group.replica.len(),
             after_s: group.replace_after_s,
             memory_mib,
         };
-        let Some(change) = next(own, &nodes, rules).filter(|_| !is_pair) else {
-            let mut online = nodes.iter().filter(|it| it.is_online);
-            return online.try_for_each(|it| self.tell_room(it));
-        };
-        if let Some((id, _)) = &change.add {
-            // If that host is lost now, it is known whose it was.
-            let is_its = |it: &&Node| it.spare.as_ref().is_some_and(|it| it.0 == *id);
-            if let Some(node) = nodes.iter().find(is_its) {
-                // Another guest may want the same room, and its monitor may come at the same moment each time.
-                let random = RandomState::new().hash_one(id) % 1000;
-                std::thread::sleep(Duration::from_millis(random));
-                self.write_member(&node.name, Some(place(*id)))?;
-                // If it has taken it, both may find so, and both try again.
-                let nodes = self.nodes()?;
-                let is_full = nodes
-                    .iter()
-                    .filter(is_its)
-                    .any(|it| !it.has_room(memory_mib));
-                if is_full || begun.elapsed() > self.timeout / 2 {
-                    return self.write_member(&node.name, None);
-                }
+        match next(own, &nodes, rules) {
+            None => Ok(()),
+            Some(Step::Place(node, None)) => self.write_member(&node.name, None),
+            Some(Step::Place(node, Some(id))) => self.take_place(&node.name, place(id), begun),
+            Some(Step::Change(change)) => {
+                let asked = self.control().request(&change.request());
+                asked.context("the order to change the members was not taken")?;
+                Ok(())
             }
         }
-        let asked = self.control().request(&change.request());
-        asked.context("the order to change the members was not taken")?;
+    }
+
+    /// Writes down that a spare host has the place of a member, if there is room for it.
+    fn take_place(&self, node: &str, place: Place, begun: Instant) -> Result<()> {
+        // Another guest may want the same room, and its monitor may come at the same moment each time.
+        let random = RandomState::new().hash_one(place.id) % 1000;
+        std::thread::sleep(Duration::from_millis(random));
+        self.write_member(node, Some(place))?;
+        // If it has taken it, both may find so, and both try again.
+        let nodes = self.nodes()?;
+        let mut here = nodes.iter().filter(|it| it.name == node);
+        let is_full = here.any(|it| !it.has_room(place.memory_mib));
+        if is_full || begun.elapsed() > self.timeout / 2 {
+            return self.write_member(node, None);
+        }
         Ok(())
     }
 }
@@ -199,16 +240,13 @@ mod tests {
     fn node(name: &str, member: Option<u8>, spare: Option<u8>) -> Node {
         Node {
             name: name.into(),
-            member: member.map(place),
+            can_start: true,
+            member: member.map(|id| Place {
+                id,
+                memory_mib: 948,
+            }),
             spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
             ..Node::default()
-        }
-    }
-
-    fn place(id: u8) -> Place {
-        Place {
-            id,
-            memory_mib: 948,
         }
     }
 
@@ -218,90 +256,171 @@ mod tests {
         memory_mib: 948,
     };
 
-    /// The order that the leader 1 of members 0, 1 and 2 gets, with these fields in its status.
-    fn ordered(fields: Value, nodes: &[Node]) -> Option<(Option<u8>, Option<u8>)> {
+    /// Three members and two spare hosts.
+    fn cluster() -> Vec<Node> {
+        vec![
+            node("alpha", Some(0), None),
+            node("beta", Some(1), None),
+            node("gamma", Some(2), None),
+            node("delta", None, Some(3)),
+            node("epsilon", None, Some(4)),
+        ]
+    }
+
+    /// The same, after this was done to the node `at`.
+    fn with(mut nodes: Vec<Node>, at: usize, change: impl Fn(&mut Node)) -> Vec<Node> {
+        change(&mut nodes[at]);
+        nodes
+    }
+
+    /// What the agent of the leader 1 of members 0, 1 and 2 does, with these fields in its status.
+    fn step(fields: &Value, nodes: &[Node]) -> String {
+        step_by(fields, nodes, RULES)
+    }
+
+    fn step_by(fields: &Value, nodes: &[Node], rules: Rules) -> String {
         let mut own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1, 2], "voters": [0, 1, 2], "left": []});
         for (key, value) in fields.as_object().unwrap() {
             own[key] = value.clone();
         }
         let own = serde_json::from_value(own).unwrap();
-        let change = next(&own, nodes, RULES)?;
-        Some((change.add.map(|(id, _)| id), change.remove))
+        match next(&own, nodes, rules) {
+            None => "nothing".into(),
+            Some(Step::Place(node, None)) => format!("none on {}", node.name),
+            Some(Step::Place(node, Some(id))) => format!("{id} on {}", node.name),
+            Some(Step::Change(change)) => {
+                let add = change.add.map(|(id, at)| format!("add {id} at {at} "));
+                let remove = change.remove.map(|id| format!("remove {id}"));
+                add.unwrap_or_default() + &remove.unwrap_or_default()
+            }
+        }
+    }
+
+    fn silent(s: u64) -> Value {
+        json!({"silences": [{"id": 0, "s": s, "stopped": false}]})
     }
 
     #[test]
-    fn a_member_that_is_silent_for_long_is_replaced_by_a_replica_that_waits() {
-        let members = [
-            node("alpha", Some(0), None),
-            node("beta", Some(1), None),
-            node("gamma", Some(2), None),
-        ];
-        let spare = [&members[..], &[node("delta", None, Some(3))]].concat();
-        let silence =
-            |s: u64, stopped: bool| json!({"silences": [{"id": 0, "s": s, "stopped": stopped}]});
-        let silent = |s: u64| silence(s, false);
-        assert_eq!(ordered(json!({}), &spare), None, "all answer");
-        assert_eq!(ordered(silent(599), &spare), None);
-        assert_eq!(ordered(silent(600), &spare), Some((Some(3), Some(0))));
-        assert_eq!(ordered(silent(600), &members), None, "nobody waits");
-        let mut full = spare.clone();
-        full[3].memory_mib = Some(1000);
-        full[3].taken_mib = 53;
-        assert_eq!(ordered(silent(600), &full), None, "no room is there");
-        full[3].taken_mib = 52;
-        assert_eq!(ordered(silent(600), &full), Some((Some(3), Some(0))));
-        let mut standby = spare.clone();
-        standby[0].is_away = true;
+    fn a_member_that_is_silent_for_long_is_replaced_by_a_spare_replica() {
+        let nodes = cluster();
+        assert_eq!(step(&json!({}), &nodes), "nothing", "all answer");
+        assert_eq!(step(&silent(599), &nodes), "nothing");
+        assert_eq!(step(&silent(600), &nodes), "3 on delta");
+        let placed = |at: usize, id: u8| {
+            with(cluster(), at, |it| {
+                it.member = node("", Some(id), None).member
+            })
+        };
+        assert_eq!(step(&silent(610), &placed(3, 3)), "nothing", "it starts");
+        let waits = with(placed(3, 3), 3, |it| it.waits = true);
         assert_eq!(
-            ordered(silent(9000), &standby),
-            None,
-            "an operator works on it"
+            step(&silent(620), &waits),
+            "add 3 at 192.0.2.13:7700 remove 0"
         );
-        let told_to = silence(9000, true);
-        assert_eq!(ordered(told_to, &spare), None, "it was told to stop");
+        let second = with(placed(4, 4), 4, |it| it.waits = true);
         assert_eq!(
-            ordered(silent(600), &spare[1..]),
-            None,
+            step(&silent(620), &second),
+            "add 4 at 192.0.2.14:7700 remove 0",
+            "it keeps the place that it was given"
+        );
+        // The lost host is back, or another replica leads, which counts anew.
+        assert_eq!(step(&silent(3), &waits), "none on delta");
+        assert_eq!(step(&json!({}), &waits), "none on delta");
+        let both = with(waits, 4, |it| it.member = node("", Some(4), None).member);
+        assert_eq!(step(&silent(620), &both), "none on epsilon");
+    }
+
+    #[test]
+    fn a_member_is_not_replaced_while_somebody_works_on_it() {
+        let standby = with(cluster(), 0, |it| it.is_away = true);
+        assert_eq!(step(&silent(9000), &standby), "nothing");
+        let stopped = json!({"silences": [{"id": 0, "s": 9000, "stopped": true}]});
+        assert_eq!(step(&stopped, &cluster()), "nothing");
+        assert_eq!(
+            step(&silent(9000), &cluster()[1..]),
+            "nothing",
             "its node is unknown"
         );
-        let mut used = silent(600);
-        used["left"] = json!([3]);
-        assert_eq!(ordered(used, &spare), None, "3 was a member once");
-    }
-
-    #[test]
-    fn a_new_host_that_is_lost_gives_way_to_the_next() {
-        let delta = [node("delta", None, Some(3))];
-        let epsilon = [node("epsilon", None, Some(4))];
-        let change = json!({"add": 3, "remove": 0, "words": "", "step": null});
-        let under_way = |s: u64| {
-            let silences =
-                json!([{"id": 0, "s": 900, "stopped": false}, {"id": 3, "s": s, "stopped": true}]);
-            json!({"change": change, "silences": silences})
-        };
-        let begun = [&[node("delta", Some(3), None)][..], &epsilon].concat();
-        assert_eq!(ordered(under_way(30), &begun), None);
-        assert_eq!(ordered(under_way(600), &begun), Some((None, Some(3))));
-        let mut away = begun;
-        away[0].is_away = true;
-        assert_eq!(ordered(under_way(600), &away), None);
-        let waits = [&[node("delta", Some(3), Some(3))][..], &epsilon].concat();
-        assert_eq!(
-            ordered(under_way(600), &waits),
-            None,
-            "it cannot be reached"
-        );
-        assert_eq!(ordered(under_way(600), &epsilon), None, "a person's order");
-        let short = json!({"voters": [1, 2], "left": [0, 3]});
-        assert_eq!(ordered(short.clone(), &epsilon), Some((Some(4), None)));
-        assert_eq!(ordered(short.clone(), &delta), None);
-        let own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1], "voters": [1, 2], "left": [0, 3]});
-        let own = serde_json::from_value(own).unwrap();
         let never = Rules {
             after_s: 0,
             ..RULES
         };
-        assert!(next(&own, &epsilon, never).is_none(), "never by itself");
+        assert_eq!(step_by(&silent(9000), &cluster(), never), "nothing");
+    }
+
+    #[test]
+    fn a_spare_host_that_cannot_help_is_passed_over() {
+        let cannot = |change: fn(&mut Node)| step(&silent(600), &with(cluster(), 3, change));
+        assert_eq!(cannot(|it| it.can_start = false), "4 on epsilon");
+        assert_eq!(cannot(|it| it.spare = None), "4 on epsilon");
+        let full = |taken_mib: i64| {
+            with(cluster(), 3, |it| {
+                it.memory_mib = Some(1000);
+                it.taken_mib = taken_mib;
+            })
+        };
+        assert_eq!(step(&silent(600), &full(53)), "4 on epsilon");
+        assert_eq!(step(&silent(600), &full(52)), "3 on delta");
+        let mut used = silent(600);
+        used["left"] = json!([3]);
+        assert_eq!(
+            step(&used, &cluster()),
+            "4 on epsilon",
+            "3 was a member once"
+        );
+        // It had the place, and cannot take it any more.
+        let failed = with(cluster(), 3, |it| {
+            it.member = node("", Some(3), None).member;
+            it.can_start = false;
+        });
+        assert_eq!(step(&silent(600), &failed), "none on delta");
+    }
+
+    #[test]
+    fn a_new_host_that_is_lost_gives_way_to_the_next() {
+        let under_way = |s: u64| {
+            let silences =
+                json!([{"id": 0, "s": 900, "stopped": false}, {"id": 3, "s": s, "stopped": true}]);
+            json!({"change": {"add": 3, "remove": 0, "words": "", "step": null}, "silences": silences})
+        };
+        let begun = with(cluster(), 3, |it| {
+            it.member = node("", Some(3), None).member
+        });
+        assert_eq!(step(&under_way(30), &begun), "nothing");
+        assert_eq!(step(&under_way(600), &begun), "remove 3");
+        let away = with(begun.clone(), 3, |it| it.is_away = true);
+        assert_eq!(step(&under_way(600), &away), "nothing");
+        let waits = with(begun.clone(), 3, |it| it.waits = true);
+        assert_eq!(
+            step(&under_way(600), &waits),
+            "nothing",
+            "it cannot be reached"
+        );
+        let short = json!({"voters": [1, 2], "left": [0, 3]});
+        assert_eq!(step(&short, &begun), "none on alpha");
+        let known = with(cluster(), 0, |it| it.member = None);
+        assert_eq!(step(&short, &known), "4 on epsilon");
+        let placed = with(known, 4, |it| {
+            it.member = node("", Some(4), None).member;
+            it.waits = true;
+        });
+        assert_eq!(step(&short, &placed), "add 4 at 192.0.2.14:7700 ");
+    }
+
+    #[test]
+    fn the_host_of_a_persons_order_gets_its_replica_and_one_that_has_left_gets_none() {
+        let ordered = json!({"change": {"add": 4, "remove": 2, "words": "", "step": null}});
+        assert_eq!(step(&ordered, &cluster()), "4 on epsilon");
+        let members = json!({"voters": [0, 1, 4], "left": [2]});
+        let begun = with(cluster(), 4, |it| {
+            it.member = node("", Some(4), None).member
+        });
+        assert_eq!(step(&members, &begun), "none on gamma");
+        let done = with(begun, 2, |it| it.member = None);
+        assert_eq!(step(&members, &done), "nothing");
+        // A partition of the cluster without this change was the one that counted.
+        let forgotten = with(done, 4, |it| it.member = None);
+        assert_eq!(step(&members, &forgotten), "4 on epsilon");
     }
 
     #[test]

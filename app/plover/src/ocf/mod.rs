@@ -127,9 +127,7 @@ impl Instance {
     /// Writes attributes of this node, in Pacemaker's memory: `None` empties one. The agent works without them, so nothing
     /// is said if Pacemaker does not take one.
     fn set_attributes(&self, attributes: &Attributes) {
-        let has_spares = !self.config.group.spare.is_empty();
-        let kept = attributes.iter();
-        for (name, value) in kept.filter(|it| has_spares || it.0 != judge::SPARE) {
+        for (name, value) in attributes {
             let name = format!("plover-{}{name}", self.config.group.name);
             let mut updater = Command::new("timeout");
             updater.args([ATTRIBUTE_WITHIN_S, "attrd_updater", "--name", &name]);
