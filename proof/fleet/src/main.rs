@@ -90,10 +90,10 @@ enum Event {
     Back(Vec<usize>),
     Upgrade(usize),
     Upgraded(usize),
+    /// The members of guests on a lost host, as guest and id, are replaced.
     Replace {
-        guest: usize,
-        old: u8,
         host: usize,
+        members: Vec<(usize, u8)>,
     },
     Copied(usize),
 }
@@ -306,7 +306,7 @@ impl World {
                 }
                 Ok(())
             }
-            Event::Replace { guest, old, host } => self.replace(guest, old, host),
+            Event::Replace { host, members } => self.replace(host, members),
             Event::Copied(guest) => {
                 self.guests[guest].take_copy(self.now_s);
                 self.look_at(guest, false);
@@ -387,41 +387,45 @@ impl World {
         if self.options.replace_after_s == 0 {
             return;
         }
-        for guest in 0..self.guests.len() {
-            if let Some(member) = self.guests[guest].member_at(host) {
-                // One monitor gives a spare host the place, and the next one finds the replica there.
-                let monitors_s = MONITOR_S + self.random.range(0, MONITOR_S);
-                let after = self.options.replace_after_s + monitors_s;
-                let old = member.id;
-                self.after(after as f64, Event::Replace { guest, old, host });
-            }
-        }
+        // One monitor gives a spare host the place, and the next one finds the replica there.
+        let monitors_s = MONITOR_S + self.random.range(0, MONITOR_S);
+        let after = self.options.replace_after_s + monitors_s;
+        let guests = self.guests.iter().enumerate();
+        let members = guests.filter_map(|(guest, it)| Some((guest, it.member_at(host)?.id)));
+        let members = members.collect();
+        self.after(after as f64, Event::Replace { host, members });
     }
 
-    fn replace(&mut self, number: usize, old: u8, host: usize) -> Result<()> {
-        let guest = &self.guests[number];
-        let is_member = guest.members.iter().any(|it| it.id == old);
-        if !is_member || self.down[host] == 0 || !guest.has_ids() {
-            return Ok(());
-        }
-        let mut spares = guest.spares.iter().copied();
-        let new = spares.find(|it| self.is_there(*it) && self.has_room(*it));
-        let Some(new) = new.filter(|_| guest.has_majority()) else {
-            let again = Event::Replace {
-                guest: number,
-                old,
-                host,
+    fn replace(&mut self, host: usize, members: Vec<(usize, u8)>) -> Result<()> {
+        let (mut later, mut is_changed) = (Vec::new(), false);
+        for (number, old) in members {
+            let guest = &self.guests[number];
+            let is_member = guest.members.iter().any(|it| it.id == old);
+            if !is_member || self.down[host] == 0 || !guest.has_ids() {
+                continue;
+            }
+            let mut spares = guest.spares.iter().copied();
+            let new = spares.find(|it| self.is_there(*it) && self.has_room(*it));
+            let Some(new) = new.filter(|_| guest.has_majority()) else {
+                later.push((number, old));
+                continue;
             };
-            self.after(MONITOR_S as f64, again);
-            return Ok(());
-        };
-        let id = self.guests[number].replace(self.now_s, old, new);
-        // Its operator makes it a spare host once it is back.
-        self.guests[number].spares.push(host);
-        let place = format!("{id}, {} MiB", self.needs_mib());
-        self.pacemaker.place(number, new, Some(&place))?;
-        self.pacemaker.place(number, host, None)?;
-        self.settle("", &[])
+            let id = self.guests[number].replace(self.now_s, old, new);
+            // Its operator makes it a spare host once it is back.
+            self.guests[number].spares.push(host);
+            let place = format!("{id}, {} MiB", self.needs_mib());
+            self.pacemaker.place(number, new, Some(&place))?;
+            self.pacemaker.place(number, host, None)?;
+            is_changed = true;
+        }
+        if !later.is_empty() {
+            let members = later;
+            self.after(MONITOR_S as f64, Event::Replace { host, members });
+        }
+        if is_changed {
+            self.settle("", &[])?;
+        }
+        Ok(())
     }
 
     /// A cluster without replication starts the guests of lost hosts elsewhere.

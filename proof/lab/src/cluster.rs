@@ -6,9 +6,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::Lab;
-use plover_lab::net::{Namespace, replica_ip};
+use plover_lab::net::{Namespace, REPLICATION_DEVICE, replica_ip};
 use plover_lab::process;
 use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,6 +18,31 @@ use tempfile::TempDir;
 /// The names of the nodes, by the replicas' ids.
 pub const NODES: [&str; 5] = ["alpha", "beta", "gamma", "delta", "epsilon"];
 
+/// The fence device: a power switch whose buttons are files in the cluster's folder. The test looks at them
+/// ([`Cluster::is_to_be_fenced`]) and pulls the plug.
+const SWITCH: &str = r#"#!/bin/sh
+while read -r line; do
+    case "$line" in
+    action=*) action=${line#*=} ;;
+    plug=*|port=*) node=${line#*=} ;;
+    esac
+done
+case "$action" in
+metadata) cat << 'END'
+<?xml version="1.0"?>
+<resource-agent name="fence_lab" shortdesc="The power switch of a lab">
+<longdesc>Its buttons are files.</longdesc>
+<parameters><parameter name="plug" required="0"><shortdesc lang="en">Node</shortdesc><content type="string"/></parameter></parameters>
+<actions><action name="off"/><action name="reboot"/><action name="status"/><action name="monitor"/><action name="metadata"/></actions>
+</resource-agent>
+END
+;;
+off|reboot)
+    touch "FOLDER/$node.off"
+    while [ -e "FOLDER/$node.off" ]; do sleep 0.1; done ;;
+esac
+"#;
+
 /// Makes a host: `$DIR` is its folder, `$1` its name, `$2` the folder of agents, `$3` that of its guests' configurations. Its last
 /// step is to wait for what it has started.
 const HOST: &str = r#"
@@ -24,7 +50,7 @@ set -e
 mount --make-rprivate /
 hostname "$1"
 mount -t tmpfs none "$DIR"
-for folder in etc var usr/lib/ocf; do
+for folder in etc var usr/lib/ocf usr/sbin; do
     mkdir -p "$DIR/upper/$folder" "$DIR/work/$folder"
     mount -t overlay none -o "lowerdir=/$folder,upperdir=$DIR/upper/$folder,workdir=$DIR/work/$folder" "/$folder"
 done
@@ -32,8 +58,9 @@ mkdir -p "$DIR/run/plover-lab" "$DIR/run/lock" "$DIR/run/netns" /etc/plover
 mount --rbind /run/plover-lab "$DIR/run/plover-lab"
 cp "$DIR/../corosync.conf" /etc/corosync/corosync.conf
 cat "$DIR/../hosts" >> /etc/hosts
-cp "$3"/*.toml /etc/plover
+cp -r "$3"/. /etc/plover
 cp -r "$2" /usr/lib/ocf/resource.d/plover
+cp "$DIR/../fence_lab" /usr/sbin
 mount --rbind "$DIR/run" /run
 mount -t tmpfs none /dev/shm
 rm -rf /var/lib/pacemaker/cib/* /var/lib/corosync/*
@@ -67,6 +94,47 @@ struct Host {
 impl Cluster {
     /// Starts the engine on all hosts of a lab, whose replicas run already.
     pub fn start(lab: &Lab) -> Result<Self> {
+        Self::on(lab, hosts_of(lab))
+    }
+
+    /// The same, and on one more node that has no replica: the host of the clients.
+    pub fn start_with_arbiter(lab: &Lab) -> Result<Self> {
+        let mut hosts = hosts_of(lab);
+        let (id, namespace) = (hosts.len() as u8, lab.topology().client());
+        let address = replica_ip(id.into());
+        let in_namespace = |namespace: &Namespace, words: &str| -> Result<String> {
+            let mut command = namespace.exec_in(Command::new("sh"))?;
+            let ended = command.args(["-e", "-c", words]).output()?;
+            let said = String::from_utf8_lossy(&ended.stderr);
+            ensure!(ended.status.success(), "{words}: {said}");
+            // "eth0@if3  UP  02:00:00:77:01:0a  <BROADCAST,…>"
+            let shown = String::from_utf8_lossy(&ended.stdout);
+            let mac = shown.split_whitespace().nth(2).unwrap_or_default();
+            Ok(mac.to_owned())
+        };
+        let make = format!("ip addr add {address}/24 dev eth0; ip -br link show eth0");
+        let mac = in_namespace(&namespace, &make)?;
+        for host in &hosts {
+            let meet = format!(
+                "ip neigh replace {address} lladdr {mac} dev {REPLICATION_DEVICE} nud permanent; \
+                 ip -br link show {REPLICATION_DEVICE}"
+            );
+            let (its, at) = (
+                in_namespace(&host.namespace, &meet)?,
+                replica_ip(host.id.into()),
+            );
+            let meet = format!("ip neigh replace {at} lladdr {its} dev eth0 nud permanent");
+            in_namespace(&namespace, &meet)?;
+        }
+        hosts.push(Host {
+            id,
+            namespace,
+            keeper: None,
+        });
+        Self::on(lab, hosts)
+    }
+
+    fn on(lab: &Lab, hosts: Vec<Host>) -> Result<Self> {
         for program in ["corosync", "pacemakerd", "crm", "nsenter"] {
             let found = Command::new("sh")
                 .args(["-c", "command -v \"$0\""])
@@ -79,19 +147,19 @@ impl Cluster {
             );
         }
         let folder = tempfile::tempdir()?;
-        std::fs::write(folder.path().join("corosync.conf"), configuration(lab))?;
+        let ids: Vec<u8> = hosts.iter().map(|host| host.id).collect();
+        std::fs::write(folder.path().join("corosync.conf"), configuration(&ids))?;
+        let switch = folder.path().join("fence_lab");
+        let text = SWITCH.replace("FOLDER", &folder.path().to_string_lossy());
+        std::fs::write(&switch, text)?;
+        std::fs::set_permissions(&switch, PermissionsExt::from_mode(0o755))?;
         // `crm` looks whether a node answers at its name.
-        let names = lab
-            .ids()
-            .map(|id| format!("{} {}\n", replica_ip(id.into()), NODES[usize::from(id)]));
+        let names = ids
+            .iter()
+            .map(|id| format!("{} {}\n", replica_ip((*id).into()), NODES[usize::from(*id)]));
         std::fs::write(folder.path().join("hosts"), names.collect::<String>())?;
-        let hosts = lab.ids().map(|id| Host {
-            id,
-            namespace: lab.topology().replica(id.into()),
-            keeper: None,
-        });
         let mut cluster = Self {
-            hosts: hosts.collect(),
+            hosts,
             folder,
             guest: format!("lab-{}", lab.name()),
         };
@@ -99,10 +167,25 @@ impl Cluster {
             let text = std::fs::read_to_string(lab.files(id).config())?;
             cluster.write(id, &cluster.guest, &text)?;
         }
-        for id in lab.ids() {
+        for id in ids {
             cluster.start_host(id)?;
         }
         Ok(cluster)
+    }
+
+    /// Whether the cluster wants a host's power off. It waits until [`Cluster::is_off`].
+    pub fn is_to_be_fenced(&self, id: u8) -> bool {
+        self.button(id).exists()
+    }
+
+    /// Tells the cluster that a host's power is off.
+    pub fn is_off(&self, id: u8) -> Result<()> {
+        Ok(std::fs::remove_file(self.button(id))?)
+    }
+
+    fn button(&self, id: u8) -> PathBuf {
+        let name = format!("{}.off", NODES[usize::from(id)]);
+        self.folder.path().join(name)
     }
 
     /// The guest's name.
@@ -125,6 +208,7 @@ impl Cluster {
     pub fn start_host(&mut self, id: u8) -> Result<()> {
         let (folder, files) = (self.folder(id), self.files(id));
         std::fs::create_dir_all(&folder)?;
+        std::fs::create_dir_all(&files)?;
         let host = self
             .hosts
             .iter_mut()
@@ -259,10 +343,19 @@ impl Drop for Cluster {
     }
 }
 
-fn configuration(lab: &Lab) -> String {
-    let nodes = lab.ids().map(|id| {
-        let (name, number) = (NODES[usize::from(id)], id + 1);
-        let address = replica_ip(id.into());
+fn hosts_of(lab: &Lab) -> Vec<Host> {
+    let hosts = lab.ids().map(|id| Host {
+        id,
+        namespace: lab.topology().replica(id.into()),
+        keeper: None,
+    });
+    hosts.collect()
+}
+
+fn configuration(ids: &[u8]) -> String {
+    let nodes = ids.iter().map(|id| {
+        let (name, number) = (NODES[usize::from(*id)], id + 1);
+        let address = replica_ip((*id).into());
         format!(
             "  node {{\n    ring0_addr: {address}\n    name: {name}\n    nodeid: {number}\n  }}\n"
         )

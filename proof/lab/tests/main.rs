@@ -21,6 +21,7 @@ mod down;
 mod drill;
 mod faults;
 mod fleet;
+mod fleet_pair;
 mod fleet_random;
 mod metal;
 mod metrics;
