@@ -187,7 +187,10 @@ impl Fleet<'_> {
                     self.replaced += guest.bring_up_to_date(&self.cluster)?;
                 }
                 self.say(format!("all guests are whole without it after {took:.1} s"));
-                self.apply(elsewhere)?;
+                // The agents may not have written down yet who has left.
+                self.wait("the cluster takes the new files", |it| {
+                    Ok(it.apply(elsewhere).is_ok())
+                })?;
                 self.cluster.start_host(host)?;
                 self.wait_until_all_is_well()?;
                 self.wait("the new replicas have their copies", |it| {

@@ -34,8 +34,10 @@ pub struct Plan {
     members: Vec<Member>,
     /// Nodes that are to be known as spare hosts.
     spares: Vec<Spare>,
-    /// Nodes that are spare hosts of a guest no more.
-    former_spares: Vec<FormerSpare>,
+    /// What nodes are known as, and are no more.
+    former: Vec<Former>,
+    /// Guests whose files do not name all members: guest, node, replica. Nothing of them is changed.
+    outdated: Vec<(String, String, u8)>,
     /// Nodes that the cluster has never seen, so that nothing can be written down of them.
     unseen: BTreeSet<String>,
     /// Nodes whose members do not fit: name, what they take, what there is.
@@ -44,7 +46,7 @@ pub struct Plan {
 
 /// An attribute of a node that is to go.
 #[derive(Debug)]
-struct FormerSpare {
+struct Former {
     node: String,
     key: String,
     /// The attribute's own id.
@@ -69,72 +71,19 @@ impl Cib {
     ///
     /// # Errors
     /// The cluster's answer is not understood.
-    pub fn plan(&self, wanted: &Elements, guests: &[Guest]) -> Result<Plan> {
-        let elements = format!(
-            "<resources>{}</resources><constraints>{}</constraints>",
-            wanted.resources, wanted.constraints
-        );
-        let xml = format!("<configuration>{elements}</configuration>");
+    pub fn plan(&self, wanted: &[Elements], guests: &[Guest]) -> Result<Plan> {
         let live = Document::parse(&self.0).context("the answer of cibadmin is not understood")?;
-        let document = Document::parse(&xml).context("a guest's name cannot be written as XML")?;
-        let by_id = |id: &str| {
-            live.descendants()
-                .find(|node| node.attribute("id") == Some(id))
-        };
         let mut plan = Plan::default();
-        for guest in guests {
-            let clone = format!("{}-clone", guest.name);
-            let is_own = |node: &Node<'_, '_>| match node.tag_name().name() {
-                "clone" => node.attribute("id") == Some(&clone),
-                "rsc_location" => node.attribute("rsc") == Some(&clone),
-                _ => false,
-            };
-            let mut lacks = Vec::new();
-            for top in document.descendants().filter(is_own) {
-                compare(top, &by_id, &mut lacks);
+        let (mut resources, mut constraints) = (String::new(), String::new());
+        for (guest, wanted) in guests.iter().zip(wanted) {
+            if plan.add(&live, &guest.name, wanted)? {
+                resources += &wanted.resources;
+                constraints += &wanted.constraints;
             }
-            plan.guests.insert(guest.name.clone(), lacks);
-            plan.stale
-                .extend(stale_places(&live, &document, &guest.name));
         }
         let seen: BTreeSet<&str> = nodes_of(&live).map(|(_, name)| name).collect();
-        for member in &wanted.members {
-            let key = capacity::of_member(&member.guest);
-            let known: Vec<_> = attributes_of_nodes(&live, &key).collect();
-            // A member that the file does not name: they have changed since, and the agents know better.
-            let is_of_the_file = |it: &Attribute<'_>| {
-                let mut own = wanted.members.iter().filter(|it| it.guest == member.guest);
-                let place = it.value.parse();
-                place.is_ok_and(|place: Place| own.any(|it| it.place.id == place.id))
-            };
-            let value = member.place.to_string();
-            let is_told = |it: &Attribute<'_>| it.node == member.node && it.value == value;
-            if !known.iter().any(is_told) && known.iter().all(is_of_the_file) {
-                plan.members.push(member.clone());
-            }
-        }
-        for spare in &wanted.spares {
-            let key = capacity::of_spare(&spare.guest);
-            let mut known = attributes_of_nodes(&live, &key);
-            if !known.any(|it| it.node == spare.node && it.value == spare.replica) {
-                plan.spares.push(spare.clone());
-            }
-        }
-        for guest in guests {
-            let key = capacity::of_spare(&guest.name);
-            let is_wanted = |node: &str| {
-                let mut own = wanted.spares.iter().filter(|it| it.guest == guest.name);
-                own.any(|it| it.node == node)
-            };
-            let known = attributes_of_nodes(&live, &key).filter(|it| !is_wanted(it.node));
-            plan.former_spares.extend(known.map(|it| FormerSpare {
-                node: it.node.into(),
-                key: key.clone(),
-                id: it.id.into(),
-            }));
-        }
-        let all = wanted.members.iter().map(|it| &it.node);
-        let all = all.chain(wanted.spares.iter().map(|it| &it.node));
+        let members = plan.members.iter().map(|it| &it.node);
+        let all = members.chain(plan.spares.iter().map(|it| &it.node));
         plan.unseen = all
             .filter(|it| !seen.contains(it.as_str()))
             .cloned()
@@ -142,15 +91,64 @@ impl Cib {
         plan.members.retain(|it| seen.contains(it.node.as_str()));
         plan.spares.retain(|it| seen.contains(it.node.as_str()));
         plan.wanted = format!(
-            "<configuration><nodes>{}</nodes>{elements}</configuration>",
+            "<configuration><nodes>{}</nodes><resources>{resources}</resources><constraints>{constraints}</constraints></configuration>",
             nodes_with(&live, &plan.attributes()),
         );
         plan.full = full_nodes(&live, guests, &plan.members);
         plan.others = guests_of(&live)
-            .filter(|name| !plan.guests.contains_key(*name))
+            .filter(|name| guests.iter().all(|it| it.name != **name))
             .map(str::to_owned)
             .collect();
         Ok(plan)
+    }
+}
+
+impl Plan {
+    /// Adds what a guest lacks. Nothing if the members have changed since its file was written: the agents know better. Returns
+    /// whether it was added.
+    fn add(&mut self, live: &Document<'_>, guest: &str, wanted: &Elements) -> Result<bool> {
+        let xml = format!("<of>{}{}</of>", wanted.resources, wanted.constraints);
+        let document = Document::parse(&xml).context("a guest's name cannot be written as XML")?;
+        let by_id = |id: &str| {
+            live.descendants()
+                .find(|node| node.attribute("id") == Some(id))
+        };
+        let (of_member, of_spare) = (capacity::of_member(guest), capacity::of_spare(guest));
+        let is_new = by_id(&format!("{guest}-clone")).is_none();
+        for known in attributes_of_nodes(live, &of_member) {
+            let id = known.value.parse().map_or(u8::MAX, |it: Place| it.id);
+            let mut members = wanted.members.iter();
+            if members.any(|it| it.node == known.node && it.place.id == id) {
+                continue;
+            }
+            if !is_new {
+                self.outdated.push((guest.into(), known.node.into(), id));
+                return Ok(false);
+            }
+            // Of a guest of this name that was removed.
+            if wanted.members.iter().all(|it| it.node != known.node) {
+                self.former.push(known.former(&of_member));
+            }
+        }
+        let mut lacks = Vec::new();
+        for top in document.root_element().children() {
+            compare(top, &by_id, &mut lacks);
+        }
+        self.guests.insert(guest.into(), lacks);
+        self.stale.extend(stale_places(live, &document, guest));
+        let is_told = |key: &str, node: &str, value: &str| {
+            attributes_of_nodes(live, key).any(|it| it.node == node && it.value == value)
+        };
+        let members = wanted.members.iter();
+        let members = members.filter(|it| !is_told(&of_member, &it.node, &it.place.to_string()));
+        self.members.extend(members.cloned());
+        let spares = wanted.spares.iter();
+        let spares = spares.filter(|it| !is_told(&of_spare, &it.node, &it.replica));
+        self.spares.extend(spares.cloned());
+        let is_spare = |node: &str| wanted.spares.iter().any(|it| it.node == node);
+        let known = attributes_of_nodes(live, &of_spare).filter(|it| !is_spare(it.node));
+        self.former.extend(known.map(|it| it.former(&of_spare)));
+        Ok(true)
     }
 }
 
@@ -190,6 +188,16 @@ struct Attribute<'a> {
     node: &'a str,
     value: &'a str,
     id: &'a str,
+}
+
+impl Attribute<'_> {
+    fn former(&self, key: &str) -> Former {
+        Former {
+            node: self.node.into(),
+            key: key.into(),
+            id: self.id.into(),
+        }
+    }
 }
 
 /// The nodes that have an attribute which outlives them.
@@ -322,8 +330,16 @@ impl fmt::Display for Plan {
                 it.node, it.replica
             )?;
         }
-        for it in &self.former_spares {
-            writeln!(f, "{}: is a spare host no more ({})", it.node, it.key)?;
+        for it in &self.former {
+            writeln!(f, "{}: its attribute {} is removed", it.node, it.key)?;
+        }
+        for (guest, node, id) in &self.outdated {
+            writeln!(
+                f,
+                "{guest}: NOT CHANGED: replica {id} is a member on {node} ({}), which its file does not name. Bring \
+                 [[group.replica]] up to date; a host that is to become a member belongs into [[group.spare]]",
+                capacity::of_member(guest)
+            )?;
         }
         for node in &self.unseen {
             writeln!(
@@ -359,8 +375,13 @@ impl Plan {
     /// Whether nothing would change.
     pub fn is_empty(&self) -> bool {
         let is_whole = self.guests.values().all(Vec::is_empty);
-        let is_known = self.attributes().is_empty() && self.former_spares.is_empty();
+        let is_known = self.attributes().is_empty() && self.former.is_empty();
         is_whole && is_known && self.stale.is_empty()
+    }
+
+    /// Whether the files of all guests name their members.
+    pub fn is_up_to_date(&self) -> bool {
+        self.outdated.is_empty()
     }
 
     /// The attributes to write: node, key and value.
@@ -397,7 +418,7 @@ impl Plan {
         on_copy(&after, &[&modify[..], &["--xml-file", &wanted]].concat())?;
         let places = self.stale.iter();
         let places = places.map(|id| format!("<rsc_location id=\"{id}\"/>"));
-        let spares = self.former_spares.iter();
+        let spares = self.former.iter();
         let spares = spares.map(|it| format!("<nvpair id=\"{}\"/>", it.id));
         for element in places.chain(spares) {
             on_copy(&after, &["--delete", "--xml-text", &element])?;

@@ -100,7 +100,8 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
 }
 
 /// Attributes of nodes and ids of resources are a guest's name with one of these behind it.
-const ENDS: [&str; 10] = [
+const ENDS: [&str; 11] = [
+    "-lacks",
     "-protected",
     "-spare",
     "-member",

@@ -47,7 +47,7 @@ pub enum FleetCommand {
         /// Only show what would change.
         #[arg(long)]
         dry_run: bool,
-        /// The node at an address of [[group.replica]], if corosync uses other addresses than the replicas. Once for each.
+        /// The node at an address of [[group.replica]] or [[group.spare]], if corosync uses other addresses than the replicas. Once for each.
         #[arg(long = "node", value_name = "ADDRESS=NODE")]
         nodes: Vec<NodeOf>,
     },
@@ -133,8 +133,9 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
     let live = cib::Cib::parse(cibadmin()?);
     let plan = live.plan(&wanted, &guests)?;
     output::print(&plan)?;
+    let ended = ExitCode::from(u8::from(!plan.is_up_to_date()));
     if plan.is_empty() {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ended);
     }
     let change = plan.rehearse(&live)?;
     output::print(&change.shown)?;
@@ -144,7 +145,7 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
         change.make()?;
         output::line("done: `plover fleet status` shows the guests")?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ended)
 }
 
 /// The state of the cluster, as XML.

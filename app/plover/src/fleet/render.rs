@@ -22,12 +22,12 @@ const COPIED_MIB_PER_S: u64 = 50;
 /// When a start that has failed, for example because a TAP device was missing, is tried again.
 const FORGETS_AFTER: &str = "300s";
 
-/// The elements of all guests.
+/// The elements of a guest.
 #[derive(Debug, Default)]
 pub struct Elements {
-    /// The clones.
+    /// The clone.
     pub resources: String,
-    /// Their places.
+    /// Its places.
     pub constraints: String,
     /// The nodes of members.
     pub members: Vec<Member>,
@@ -57,48 +57,49 @@ pub struct Spare {
     pub replica: String,
 }
 
-/// Renders all guests.
+/// Renders guests, in their order.
 ///
 /// # Errors
 /// A host of a guest is no node of the cluster, or two of them are the same node.
-pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Elements> {
-    let mut elements = Elements::default();
-    for guest in guests {
-        let members = guest.members.iter().map(|(_, address)| *address);
-        let spares = guest.spares.iter().map(|(_, address)| address.ip());
-        let nodes = hosts.of(guest, members.chain(spares))?;
-        for (at, node) in nodes.iter().enumerate() {
-            ensure!(
-                !nodes[..at].contains(node),
-                "guest {}: two of its replicas are on the node {node}; each needs a host of its own",
-                guest.name
-            );
-            elements.constraints += &place(&guest.name, node);
-        }
-        elements.resources += &clone(guest, nodes.len());
-        elements.constraints += &only_members(&guest.name);
-        let (of_members, of_spares) = nodes.split_at(guest.members.len());
-        let spares = guest.spares.iter().zip(of_spares);
-        elements
-            .spares
-            .extend(spares.map(|((id, address), node)| Spare {
-                guest: guest.name.clone(),
-                node: (*node).into(),
-                replica: format!("{id}@{address}"),
-            }));
-        let members = guest.members.iter().zip(of_members);
-        elements
-            .members
-            .extend(members.map(|((id, _), node)| Member {
-                guest: guest.name.clone(),
-                node: (*node).into(),
-                place: Place {
-                    id: *id,
-                    memory_mib: guest.needs_mib,
-                },
-            }));
+pub fn all(guests: &[Guest], hosts: &Hosts) -> Result<Vec<Elements>> {
+    guests.iter().map(|guest| one(guest, hosts)).collect()
+}
+
+fn one(guest: &Guest, hosts: &Hosts) -> Result<Elements> {
+    let members = guest.members.iter().map(|(_, address)| *address);
+    let spares = guest.spares.iter().map(|(_, address)| address.ip());
+    let nodes = hosts.of(guest, members.chain(spares))?;
+    let mut constraints = only_members(&guest.name);
+    for (at, node) in nodes.iter().enumerate() {
+        ensure!(
+            !nodes[..at].contains(node),
+            "guest {}: two of its replicas are on the node {node}; each needs a host of its own",
+            guest.name
+        );
+        constraints += &place(&guest.name, node);
     }
-    Ok(elements)
+    let (of_members, of_spares) = nodes.split_at(guest.members.len());
+    let members = guest.members.iter().zip(of_members);
+    let members = members.map(|((id, _), node)| Member {
+        guest: guest.name.clone(),
+        node: (*node).into(),
+        place: Place {
+            id: *id,
+            memory_mib: guest.needs_mib,
+        },
+    });
+    let spares = guest.spares.iter().zip(of_spares);
+    let spares = spares.map(|((id, address), node)| Spare {
+        guest: guest.name.clone(),
+        node: (*node).into(),
+        replica: format!("{id}@{address}"),
+    });
+    Ok(Elements {
+        resources: clone(guest, nodes.len()),
+        constraints,
+        members: members.collect(),
+        spares: spares.collect(),
+    })
 }
 
 fn clone(guest: &Guest, places: usize) -> String {

@@ -75,6 +75,9 @@ struct GuestStatus {
     /// Nodes of members where none runs.
     #[serde(skip)]
     missing: BTreeSet<String>,
+    /// Why the group has not all its members, says the leader's agent.
+    #[serde(skip)]
+    lacks: Option<String>,
     /// Nodes where a replica did not end.
     #[serde(skip)]
     blocked: BTreeSet<String>,
@@ -235,6 +238,8 @@ impl GuestStatus {
             .iter()
             .find(|(_, role)| *role == LEADER)
             .map(|(node, _)| node);
+        let lacks = leader.and_then(|node| attribute(node, &format!("{key}-lacks")));
+        troubles.extend(lacks.map(|it| format!("{it}.")));
         let state = match leader.map(|node| attribute(node, &format!("{key}-protected"))) {
             None => "NO LEADER",
             Some(Some("yes")) => PROTECTED,
@@ -246,6 +251,7 @@ impl GuestStatus {
             hosts,
             troubles,
             missing,
+            lacks: lacks.map(str::to_owned),
             blocked,
         }
     }
@@ -262,6 +268,7 @@ impl GuestStatus {
         }
         ills.extend(unwell.map(|(node, role)| format!("{node} {role}")));
         ills.extend(self.missing.iter().map(|it| not_running(it)));
+        ills.extend(self.lacks.clone());
         let of_the_cluster = |it: &&String| {
             self.hosts
                 .keys()
@@ -295,7 +302,7 @@ impl GuestStatus {
 
 fn not_running(node: &str) -> String {
     format!(
-        "no replica on {node}: the host is off or on standby, or a start has failed (`crm_mon -1 -r`)"
+        "no replica on {node}: the host is off or on standby, or a start is under way or has failed (`crm_mon -1 -r`)."
     )
 }
 

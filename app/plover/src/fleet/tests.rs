@@ -62,18 +62,30 @@ fn plan(guests: &[Guest], live: &str) -> String {
 /// A cluster that has all that is wanted.
 fn with_all(guests: &[Guest]) -> String {
     let wanted = render::all(guests, &Hosts::new(CMAP, &[])).unwrap();
-    let members = wanted.members.iter().map(|it| {
+    let members = wanted.iter().flat_map(|it| &it.members).map(|it| {
         let key = crate::capacity::of_member(&it.guest);
         (&it.node[..], key, it.place.to_string())
     });
     with_attributes(members)
         .replace(
             "<resources/>",
-            &format!("<resources>{}</resources>", wanted.resources),
+            &format!(
+                "<resources>{}</resources>",
+                wanted
+                    .iter()
+                    .map(|it| &it.resources[..])
+                    .collect::<String>()
+            ),
         )
         .replace(
             "<constraints/>",
-            &format!("<constraints>{}</constraints>", wanted.constraints),
+            &format!(
+                "<constraints>{}</constraints>",
+                wanted
+                    .iter()
+                    .map(|it| &it.constraints[..])
+                    .collect::<String>()
+            ),
         )
 }
 
@@ -134,18 +146,15 @@ fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
     write(folder.path(), "two.toml", "two", 2);
     let guests = guests::read(folder.path()).unwrap();
     let wanted = render::all(&guests, &Hosts::new(CMAP, &[])).unwrap();
-    assert!(
-        wanted
-            .resources
-            .contains("id=\"shop-meta-requires\" name=\"requires\" value=\"nothing\"")
-    );
-    assert!(!wanted.resources.contains("two-meta-requires"));
-    assert!(
-        wanted
-            .resources
-            .contains("id=\"two-clone-meta-clone-max\" name=\"clone-max\" value=\"2\"")
-    );
-    assert!(!wanted.constraints.contains("two-on-gamma"));
+    let [shop, two] = &wanted[..] else {
+        panic!("{wanted:?}");
+    };
+    let needs_nothing = "id=\"shop-meta-requires\" name=\"requires\" value=\"nothing\"";
+    assert!(shop.resources.contains(needs_nothing));
+    assert!(!two.resources.contains("two-meta-requires"));
+    let max = "id=\"two-clone-meta-clone-max\" name=\"clone-max\" value=\"2\"";
+    assert!(two.resources.contains(max));
+    assert!(!two.constraints.contains("two-on-gamma"));
 }
 
 #[test]
@@ -162,13 +171,14 @@ fn replicas_run_on_the_nodes_of_members_alone_and_spare_hosts_are_written_down()
     );
     let wanted = render::all(&guests, &Hosts::new(&cmap, &[])).unwrap();
     let max = "name=\"clone-max\" value=\"4\"";
-    assert!(wanted.resources.contains(max), "{}", wanted.resources);
+    let shop = &wanted[0];
+    assert!(shop.resources.contains(max), "{}", shop.resources);
     for part in [
         "id=\"shop-on-delta\"",
         "score=\"-INFINITY\"",
         "attribute=\"plover-shop-member\" operation=\"not_defined\"",
     ] {
-        assert!(wanted.constraints.contains(part), "{}", wanted.constraints);
+        assert!(shop.constraints.contains(part), "{}", shop.constraints);
     }
     let told = |live: &str| {
         let plan = Cib::parse(live.into()).plan(&wanted, &guests).unwrap();
@@ -189,23 +199,16 @@ fn replicas_run_on_the_nodes_of_members_alone_and_spare_hosts_are_written_down()
         "{joins_later}"
     );
     assert!(!joins_later.contains("gamma: is known"), "{joins_later}");
-    let known = |node: &'static str, id: u8| {
-        let value = format!("{id}, 948 MiB");
-        told(&with_attributes([(
-            node,
-            "plover-shop-member".into(),
-            value,
-        )]))
-    };
-    let one = known("alpha", 0);
+    let one = told(&with_attributes([(
+        "alpha",
+        "plover-shop-member".into(),
+        "0, 948 MiB".into(),
+    )]));
     assert!(!one.contains("alpha: is known"), "{one}");
     assert!(
         one.contains("gamma: is known as the host of replica 2"),
         "{one}"
     );
-    // 0 was replaced by 3 since.
-    let later = known("delta", 3);
-    assert!(!later.contains("is known as the host"), "{later}");
     let spare_on = |node: &'static str, at: &str| {
         told(&with_attributes([(
             node,
@@ -222,7 +225,7 @@ fn replicas_run_on_the_nodes_of_members_alone_and_spare_hosts_are_written_down()
     );
     let former = spare_on("alpha", "5@192.0.2.10:7700");
     assert!(
-        former.contains("alpha: is a spare host no more"),
+        former.contains("alpha: its attribute plover-shop-spare is removed"),
         "{former}"
     );
     let own = text
@@ -231,6 +234,55 @@ fn replicas_run_on_the_nodes_of_members_alone_and_spare_hosts_are_written_down()
     std::fs::write(&file, own).unwrap();
     let error = guests::read(folder.path()).unwrap_err().to_string();
     assert!(error.contains("the file of a spare host"), "{error}");
+}
+
+#[test]
+fn a_guest_whose_members_are_others_than_its_file_says_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "shop.toml", "shop", 3);
+    let guests = guests::read(folder.path()).unwrap();
+    let key = || "plover-shop-member".to_owned();
+    let told = |node: &str, value: &str, resources: &str| {
+        let cib = with_attributes([(node, key(), value.to_owned())]);
+        let wanted = render::all(&guests, &Hosts::new(CMAP, &[])).unwrap();
+        let cib = Cib::parse(cib.replace("<resources/>", resources));
+        let plan = cib.plan(&wanted, &guests).unwrap();
+        (plan.to_string(), plan.is_empty(), plan.is_up_to_date())
+    };
+    let has_it = "<resources><clone id=\"shop-clone\"><primitive id=\"shop\" provider=\"plover\" type=\"guest\"/>\
+                  </clone></resources>";
+    // 0 was replaced by 3 since. Or the file names it elsewhere.
+    for (node, value) in [
+        ("delta", "3, 948 MiB"),
+        ("delta", "0, 948 MiB"),
+        ("alpha", "?"),
+    ] {
+        let (words, is_empty, is_up_to_date) = told(node, value, has_it);
+        assert!(words.starts_with("shop: NOT CHANGED: replica "), "{words}");
+        assert!(words.contains(&format!("is a member on {node}")), "{words}");
+        assert!(
+            is_empty && !is_up_to_date && words.lines().count() == 1,
+            "{words}"
+        );
+    }
+    let (words, ..) = told("alpha", "0, 500 MiB", has_it);
+    assert!(
+        words.contains("alpha: is known as the host of replica 0, which takes 948"),
+        "{words}"
+    );
+    // A guest of this name was removed.
+    let (words, _, is_up_to_date) = told("delta", "3, 948 MiB", "<resources/>");
+    assert!(
+        words.contains("delta: its attribute plover-shop-member is removed"),
+        "{words}"
+    );
+    assert!(
+        words.contains("alpha: is known as the host of replica 0"),
+        "{words}"
+    );
+    assert!(is_up_to_date);
+    let (words, ..) = told("alpha", "3, 948 MiB", "<resources/>");
+    assert!(!words.contains("is removed"), "{words}");
 }
 
 #[test]
@@ -315,7 +367,11 @@ fn all_guests_of_the_cluster_are_on_one_page() {
         instance("shop", "beta", "blocked=\"true\""),
         instance("mail", "beta", ""),
         attribute("plover-shop", "leader"),
-        attribute("plover-shop-protected", "yes"),
+        attribute("plover-shop-protected", "yes")
+            + &attribute(
+                "plover-shop-lacks",
+                "replica 2 is lost: delta gets the place"
+            ),
         attribute("plover-shop", "secondary"),
         attribute("plover-mail", ""),
     );
@@ -350,6 +406,9 @@ fn all_guests_of_the_cluster_are_on_one_page() {
     };
     assert_eq!(is_missing("shop").as_deref(), Some("gamma"), "{ills:?}");
     assert_eq!(is_missing("mail"), None, "{ills:?}");
+    let lacks = "replica 2 is lost: delta gets the place";
+    assert!(ills.contains(&format!("shop: {lacks}")), "{ills:?}");
+    assert!(lines[1].contains(lacks), "{told}");
     assert!(
         FleetStatus::of("<pacemaker-result/>", EMPTY, &[])
             .unwrap()

@@ -54,7 +54,7 @@ impl Instance {
                 Outcome::NOT_RUNNING
             }
             Err(error) => {
-                self.set_attributes(&judge::attributes_of_none(Some("hung")));
+                self.set_attributes(&judge::attributes_of_none(Some(judge::HUNG)));
                 let why = format!(
                     "the replica does not answer for {} s: {error}",
                     HUNG_AFTER.as_secs()

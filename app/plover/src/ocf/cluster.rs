@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub name: String,
-    /// It is there, may have replicas, and none of this guest has failed to start there of late.
+    /// It is there, may have replicas, and that of this guest has not failed there of late.
     pub can_start: bool,
     /// It is to have no replicas: an operator works on it.
     pub is_away: bool,
@@ -30,8 +30,10 @@ pub(super) struct Node {
     pub taken_mib: i64,
     /// The replica that may get a place there, and its address.
     pub spare: Option<(u8, String)>,
-    /// It runs, and waits to be added.
-    pub waits: bool,
+    /// What the replica there says that it is, if it answers and the node is there.
+    pub role: Option<String>,
+    /// A replica of this guest answers there.
+    pub answers: bool,
 }
 
 impl Node {
@@ -43,6 +45,17 @@ impl Node {
     /// Whether one more replica that takes so much fits there.
     pub fn has_room(&self, mib: u64) -> bool {
         self.room_mib() >= mib as i64
+    }
+
+    /// Whether the replica that may get a place there runs, and waits to be added.
+    pub fn waits(&self) -> bool {
+        let spare = self.spare.as_ref().map(|it| judge::spare(it.0));
+        spare.is_some() && self.role == spare
+    }
+
+    /// Whether this replica may get a place there.
+    pub fn is_spare_of(&self, id: u8) -> bool {
+        self.spare.as_ref().is_some_and(|it| it.0 == id)
     }
 
     /// Whether it is the host of this member.
@@ -60,7 +73,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     let own = capacity::of_member(guest);
     let spare = capacity::of_spare(guest);
     let role = format!("plover-{guest}");
-    let failed_start = format!("fail-count-{guest}#start");
+    let failed_here = format!("fail-count-{guest}#");
     let (mut online, mut failed) = (BTreeSet::new(), BTreeSet::new());
     let mut nodes: BTreeMap<&str, Node> = BTreeMap::new();
     let is_node = |it: &Element<'_, '_>| {
@@ -76,9 +89,12 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         };
         let node = nodes.entry(name).or_default();
         node.name = name.into();
-        if element.attribute("crmd") == Some("online") {
+        // Since Pacemaker 2.1.7 it says when the node came, or 0.
+        let is_online = |it: &str| it == "online" || it.parse().is_ok_and(|since: u64| since > 0);
+        if element.attribute("crmd").is_some_and(is_online) {
             online.insert(name);
         }
+        let outlives_the_node = element.has_tag_name("node");
         let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
         // The utilization of a node is in other elements.
         let pairs = pairs.filter(|it| {
@@ -91,9 +107,9 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
             };
             match key {
                 _ if key == own => node.member = value.parse().ok(),
-                _ if key == spare => node.spare = id_and_address(value),
-                _ if key == role => node.waits = value == judge::SPARE,
-                _ if key.starts_with(&failed_start) => {
+                _ if key == spare && outlives_the_node => node.spare = id_and_address(value),
+                _ if key == role && !value.is_empty() => node.role = Some(value.into()),
+                _ if key.starts_with(&failed_here) => {
                     failed.insert(name);
                 }
                 _ if guests.contains(key) => {
@@ -110,7 +126,9 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         }
     }
     for (name, node) in &mut nodes {
-        node.can_start = online.contains(name) && !node.is_away && !failed.contains(name);
+        let is_online = online.contains(name);
+        node.can_start = is_online && !node.is_away && !failed.contains(name);
+        node.answers = is_online && node.role.as_deref().is_some_and(|it| it != judge::HUNG);
     }
     Ok(nodes.into_values().collect())
 }
@@ -204,7 +222,7 @@ mod tests {
           <node_state id="1" uname="alpha" crmd="online"/>
           <node_state id="2" uname="beta" crmd="offline"/>
           <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
-            <nvpair id="g" name="plover-shop" value="spare"/>
+            <nvpair id="g" name="plover-shop" value="spare 3"/>
             <nvpair id="h" name="fail-count-shop-2#start_0" value="INFINITY"/></instance_attributes></transient_attributes>
           <lrm id="3"><lrm_resources/></lrm></node_state>
         </status></cib>"#;
@@ -233,10 +251,20 @@ mod tests {
         let gamma = Node {
             can_start: true,
             spare: Some((3, "192.0.2.13:7700".into())),
-            waits: true,
+            role: Some("spare 3".into()),
+            answers: true,
             ..node("gamma")
         };
+        assert!(gamma.waits());
         assert_eq!(nodes(CIB, "shop").unwrap(), [alpha, beta, gamma]);
+        let other = CIB.replace("spare 3", "spare 4");
+        assert!(!nodes(&other, "shop").unwrap()[2].waits());
+        let hung = &nodes(&CIB.replace("spare 3", "hung"), "shop").unwrap()[2];
+        assert!(!hung.waits() && !hung.answers && hung.can_start);
+        // Since Pacemaker 2.1.7.
+        let newer = CIB.replace("crmd=\"online\"", "crmd=\"1764339000\"");
+        let newer = newer.replace("crmd=\"offline\"", "crmd=\"0\"");
+        assert_eq!(nodes(&newer, "shop").unwrap(), nodes(CIB, "shop").unwrap());
         let has_failed = CIB.replace("fail-count-shop-2#start_0", "fail-count-shop#start_0");
         assert!(!nodes(&has_failed, "shop").unwrap()[2].can_start);
         assert!(nodes("<cib>", "shop").is_err());

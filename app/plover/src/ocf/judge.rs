@@ -6,11 +6,19 @@ use plover_lab::status::{GroupStatus, ReplicaStatus};
 use plover_node::{GroupConfig, Warm};
 use serde_json::Value;
 
-/// The role of a spare replica that waits to be added.
-pub(super) const SPARE: &str = "spare";
-
 /// Attributes of a node: what follows the guest's name, and the value, if it has any.
-pub(super) type Attributes = [(&'static str, Option<String>); 2];
+pub(super) type Attributes = [(&'static str, Option<String>)];
+
+/// The role of a replica that does not answer.
+pub(super) const HUNG: &str = "hung";
+
+/// The attribute of the leader's node that says what its group lacks.
+pub(super) const LACKS: &str = "-lacks";
+
+/// The role of a spare replica that waits to be added.
+pub(super) fn spare(id: u8) -> String {
+    format!("spare {id}")
+}
 
 /// The outcome of `monitor` for a replica that answers.
 ///
@@ -43,18 +51,21 @@ pub(super) fn waits(own: &DaemonStatus) -> bool {
 
 /// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected. The witness of three
 /// that is to keep a warm copy joins until it has that.
-pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes {
+pub(super) fn attributes(
+    own: &DaemonStatus,
+    group: &GroupConfig,
+) -> [(&'static str, Option<String>); 2] {
     let protected = if own.protected { "yes" } else { "no" };
     // Of several witnesses one is kept warm.
     let is_only = group.replica.len() == 3;
     let is_warm = group.warm_witness == Warm::Off || !is_only || keeps_copy(own);
     let role = match own.role.as_str() {
-        _ if group.is_spare() && waits(own) => SPARE,
-        "witness" if !is_warm => "joining",
-        role => role,
+        _ if group.is_spare() && waits(own) => spare(own.id),
+        "witness" if !is_warm => "joining".into(),
+        role => role.into(),
     };
     [
-        ("", Some(role.into())),
+        ("", Some(role)),
         (
             "-protected",
             (own.role == "leader").then(|| protected.into()),
@@ -63,8 +74,12 @@ pub(super) fn attributes(own: &DaemonStatus, group: &GroupConfig) -> Attributes 
 }
 
 /// Those of a node without a replica that answers: its role is this, if it has any.
-pub(super) fn attributes_of_none(role: Option<&str>) -> Attributes {
-    [("", role.map(str::to_owned)), ("-protected", None)]
+pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<String>); 3] {
+    [
+        ("", role.map(str::to_owned)),
+        ("-protected", None),
+        (LACKS, None),
+    ]
 }
 
 /// Whether a replica may leave its group now.
@@ -96,19 +111,26 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
         .collect();
     let others: Vec<_> = members.iter().filter(|it| it.id != id).collect();
     let silent = others.iter().find(|it| !it.answers());
-    // The other one of two goes on without a vote.
-    let needed = if members.len() == 2 {
-        1
-    } else {
-        members.len() / 2 + 1
+    // The other one of a pair goes on without a vote. The status of a pair names no voters.
+    let voters = leader.unwrap_or(own).ids("voters");
+    let needed = match (voters.len(), members.len()) {
+        (0, 2) => 1,
+        (0, count) => count / 2 + 1,
+        (count, _) => count / 2 + 1,
     };
-    if let Some(silent) =
-        silent.filter(|_| others.iter().filter(|it| it.answers()).count() < needed)
-    {
-        return Leave::Never(format!(
-            "replica {} does not answer, and without replica {id} too the guest would stop: start that one first",
-            silent.id
-        ));
+    let votes = |id: u8| voters.is_empty() || voters.contains(&id);
+    let answering = others.iter().filter(|it| votes(it.id) && it.answers());
+    if votes(id) && answering.count() < needed {
+        return Leave::Never(match silent {
+            Some(silent) => format!(
+                "replica {} does not answer, and without replica {id} too the guest would stop: start that one first",
+                silent.id
+            ),
+            None => format!(
+                "the group has {} members, and without replica {id} the guest would stop: add one first",
+                voters.len()
+            ),
+        });
     }
     let is_holder = |it: &ReplicaStatus| it.holds_state() && it.isr.contains(&it.id);
     let holds = own.holds_state() || own.role == "leader";

@@ -19,13 +19,17 @@
 use super::cluster::Node;
 use super::{Instance, judge};
 use crate::capacity::{self, Place};
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use plover_lab::control::DaemonStatus;
 use plover_lab::operate::MemberChange;
 use serde::Deserialize;
 use serde_json::Value;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::time::{Duration, Instant};
+
+/// How long a spare host has for its replica to start and wait, once the lost member may be replaced. Then another one has its
+/// turn. A start may take 120 s.
+const TURN_S: u64 = 180;
 
 /// The members, as a leader's status tells.
 #[derive(Debug, Default, Deserialize)]
@@ -59,7 +63,9 @@ impl Told {
 
 /// The rules of a group, by its configuration.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct Rules<'a> {
+    /// The guest's name.
+    pub guest: &'a str,
     /// The number of its members.
     pub size: usize,
     /// `group.replace_after_s`.
@@ -68,92 +74,172 @@ pub(super) struct Rules {
     pub memory_mib: u64,
 }
 
-/// Next on the way to a whole group.
+/// What a leader's agent is to do now: one thing in each turn, since a monitor has its time, too.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step<'a> {
-    /// Pacemaker is to run this replica on a node, or none there.
-    Place(&'a Node, Option<u8>),
+    /// The node of a member, or of the one that is being added, is not written down.
+    Restore(&'a Node, u8),
+    /// The node's member has left, or its place is not needed.
+    TakeBack(&'a Node),
+    /// A spare host is to take the place of a lost member: Pacemaker starts this replica.
+    Give(&'a Node, u8),
     /// The leader is to be ordered to change the members.
     Change(MemberChange),
 }
 
-/// What a leader's agent is to do now, if anything. One thing in each turn: a monitor has its time, too.
-pub(super) fn next<'a>(own: &DaemonStatus, nodes: &'a [Node], rules: Rules) -> Option<Step<'a>> {
-    let told = Told::of(own);
-    let after_s = rules.after_s;
-    let node_of = |id: u8| nodes.iter().find(|it| it.is_of(id));
-    // Without its node it is not known whether somebody works on that.
-    let is_lost = |id: u8| {
-        let mut silent = told.silences.iter();
-        let silent = silent.find(|it| it.id == id && after_s > 0 && it.s >= after_s);
-        silent.filter(|_| node_of(id).is_some_and(|it| !it.is_away))
-    };
-    let is_short = told.voters.len() < rules.size;
-    // One that was told to stop is started again by who stopped it.
-    let is_gone = |id: &u8| *id != own.id && is_lost(*id).is_some_and(|it| !it.stopped);
-    let gone = told
-        .voters
-        .iter()
-        .copied()
-        .find(|id| !is_short && is_gone(id));
-    let needs_one = told.change.is_none() && (is_short && after_s > 0 || gone.is_some());
-    let newcomer = told.change.as_ref().and_then(|it| it.add);
+/// A group, and the nodes of the cluster.
+struct Group<'a> {
+    told: Told,
+    leader: u8,
+    nodes: &'a [Node],
+    rules: Rules<'a>,
+}
 
-    // A spare host that has the place of a lost member keeps it until it cannot take it any more.
-    let is_new = |id: u8| !told.voters.contains(&id) && !told.left.contains(&id);
-    let may_help = |it: &&Node| {
-        let spare = it.spare.as_ref().filter(|spare| is_new(spare.0));
-        spare.is_some_and(|spare| it.member.is_none_or(|member| member.id == spare.0))
-            && it.can_start
-            && it.has_room(rules.memory_mib)
-    };
-    let helpers = nodes.iter().filter(|it| needs_one && may_help(it));
-    let helper = helpers.clone().find(|it| it.member.is_some());
-    let helper = helper.or_else(|| helpers.clone().next());
+impl<'a> Group<'a> {
+    fn node_of(&self, id: u8) -> Option<&'a Node> {
+        self.nodes.iter().find(|it| it.is_of(id))
+    }
 
-    let belongs = |id: u8| told.voters.contains(&id) || newcomer == Some(id);
-    let is_left = |it: &&Node| {
-        let keeps = helper.is_some_and(|helper| helper.name == it.name);
-        it.member.is_some_and(|it| !belongs(it.id)) && !keeps
-    };
-    if let Some(node) = nodes.iter().find(is_left) {
-        return Some(Step::Place(node, None));
+    fn newcomer(&self) -> Option<u8> {
+        self.told.change.as_ref().and_then(|it| it.add)
     }
-    // A person's order, or the cluster has forgotten it.
-    let spare_of = |id: u8| {
-        let is_its =
-            |it: &&Node| it.member.is_none() && it.spare.as_ref().is_some_and(|it| it.0 == id);
-        nodes.iter().find(is_its)
-    };
-    let mut unplaced = told.voters.iter().copied().chain(newcomer);
-    let unplaced = unplaced.find_map(|id| {
-        spare_of(id)
-            .filter(|_| node_of(id).is_none())
-            .map(|it| (it, id))
-    });
-    if let Some((node, id)) = unplaced {
-        return Some(Step::Place(node, Some(id)));
+
+    fn is_short(&self) -> bool {
+        self.told.voters.len() < self.rules.size
     }
-    if let Some(id) = newcomer {
-        // It has begun, and was lost: another one can be added then. One that waits still cannot be reached, and `plover status`
-        // says what to look at.
-        let waits = node_of(id).is_some_and(|it| it.waits);
-        let change = MemberChange {
-            add: None,
-            remove: Some(id),
+
+    /// The replicas that the leader has not heard for so long that they may be replaced.
+    fn silent(&self) -> impl Iterator<Item = &Silence> {
+        let after_s = self.rules.after_s;
+        let silences = self.told.silences.iter();
+        silences.filter(move |it| after_s > 0 && it.s >= after_s)
+    }
+
+    /// The member that is to be replaced. Not one that was told to stop: who stopped it starts it again. Without its node it is
+    /// not known whether somebody works on that.
+    fn lost(&self) -> Option<&Silence> {
+        let is_gone = |id: u8| {
+            self.node_of(id)
+                .is_some_and(|it| !it.is_away && !it.answers)
         };
-        return (is_lost(id).is_some() && !waits).then_some(Step::Change(change));
+        let is_other = |id: u8| id != self.leader && self.told.voters.contains(&id);
+        let mut silent = self.silent();
+        silent.find(|it| is_other(it.id) && !it.stopped && is_gone(it.id))
     }
-    let helper = helper?;
-    let (id, address) = helper.spare.clone()?;
-    if helper.member.is_none() {
-        return Some(Step::Place(helper, Some(id)));
+
+    /// The spare host that is to take a place, if one is needed and one can: that of the replica that waits for it. Before there is
+    /// one, they have their turns, in another order for each guest, so that those of one host go to several.
+    fn helper(&self) -> Option<&'a Node> {
+        let lost = self.lost().filter(|_| !self.is_short());
+        let after_s = self.rules.after_s;
+        let is_needed = self.is_short() && after_s > 0 || lost.is_some();
+        if self.told.change.is_some() || !is_needed {
+            return None;
+        }
+        let is_new = |id: u8| !self.told.voters.contains(&id) && !self.told.left.contains(&id);
+        let can = |it: &&Node| {
+            let spare = it.spare.as_ref().filter(|spare| is_new(spare.0));
+            let is_free = |id: u8| it.member.is_none_or(|member| member.id == id);
+            spare.is_some_and(|spare| is_free(spare.0))
+                && it.can_start
+                && it.has_room(self.rules.memory_mib)
+        };
+        let mut able: Vec<&Node> = self.nodes.iter().filter(can).collect();
+        if let Some(waits) = able.iter().find(|it| it.member.is_some() && it.waits()) {
+            return Some(waits);
+        }
+        able.sort_by_cached_key(|it| {
+            let mut hasher = DefaultHasher::new();
+            (self.rules.guest, &it.name).hash(&mut hasher);
+            hasher.finish()
+        });
+        let turn = lost.map_or(0, |it| (it.s - after_s) / TURN_S);
+        let turn = turn as usize % able.len().max(1);
+        able.get(turn).copied()
     }
-    let change = MemberChange {
-        add: Some((id, address)),
-        remove: gone,
-    };
-    helper.waits.then_some(Step::Change(change))
+
+    fn next(&self) -> Option<Step<'a>> {
+        let (helper, newcomer) = (self.helper(), self.newcomer());
+        let mut belonging = self.told.voters.iter().copied().chain(newcomer);
+        let restored = belonging.find_map(|id| {
+            let is_its = |it: &&Node| it.member.is_none() && it.is_spare_of(id);
+            let known = self.node_of(id);
+            let node = self.nodes.iter().find(is_its);
+            node.filter(|_| known.is_none()).map(|it| (it, id))
+        });
+        if let Some((node, id)) = restored {
+            return Some(Step::Restore(node, id));
+        }
+        let belongs = |id: u8| self.told.voters.contains(&id) || newcomer == Some(id);
+        let mut needless = self.nodes.iter().filter(|node| {
+            let keeps = helper.is_some_and(|helper| helper.name == node.name);
+            node.member.is_some_and(|it| !belongs(it.id)) && !keeps
+        });
+        if let Some(node) = needless.next() {
+            return Some(Step::TakeBack(node));
+        }
+        if let Some(id) = newcomer {
+            // It has begun, and was lost: another one can be added then. One that waits still cannot be reached, and
+            // `plover status` says what to look at.
+            let is_gone = |it: &Node| !it.is_away && !it.waits();
+            let is_lost =
+                self.silent().any(|it| it.id == id) && self.node_of(id).is_some_and(is_gone);
+            let change = MemberChange {
+                add: None,
+                remove: Some(id),
+            };
+            return is_lost.then_some(Step::Change(change));
+        }
+        let helper = helper?;
+        let (id, address) = helper.spare.clone()?;
+        if helper.member.is_none() {
+            return Some(Step::Give(helper, id));
+        }
+        let lost = self.lost().filter(|_| !self.is_short());
+        let change = MemberChange {
+            add: Some((id, address)),
+            remove: lost.map(|it| it.id),
+        };
+        helper.waits().then_some(Step::Change(change))
+    }
+
+    /// Why the group has not all its members, if it is not being changed, in words for the operator.
+    fn lacks(&self) -> Option<String> {
+        if self.told.change.is_some() {
+            return None;
+        }
+        let (what, after_s) = (self.lost(), self.rules.after_s);
+        let what = match what {
+            _ if self.is_short() => format!(
+                "the group has {} members of {}",
+                self.told.voters.len(),
+                self.rules.size
+            ),
+            Some(lost) => format!("replica {} is lost", lost.id),
+            None => return self.unclear(),
+        };
+        let then = match self.helper() {
+            Some(helper) => format!("{} gets the place", helper.name),
+            None if after_s == 0 => "add one by hand".into(),
+            None => "no spare host is there that has room and can start one".into(),
+        };
+        Some(format!("{what}: {then}"))
+    }
+
+    /// A member that is silent and cannot be replaced.
+    fn unclear(&self) -> Option<String> {
+        self.silent().find_map(|it| match self.node_of(it.id) {
+            Some(node) if node.answers => Some(format!(
+                "replica {} runs on {}, but the leader does not hear it",
+                it.id, node.name
+            )),
+            None if self.told.voters.contains(&it.id) && !it.stopped => Some(format!(
+                "replica {} is lost, and the cluster does not know its node: `plover fleet apply` says so",
+                it.id
+            )),
+            _ => None,
+        })
+    }
 }
 
 /// Whether a replica is a member, or becomes one: its host is the one where Pacemaker is to run it.
@@ -174,13 +260,13 @@ impl Instance {
         if is_late {
             return;
         }
-        if let Err(error) = self.keep_members(own, begun) {
+        if let Err(error) = self.keep_members(own) {
             // Pacemaker writes it into its log.
             eprintln!("the members of the group are not looked after: {error:#}");
         }
     }
 
-    fn keep_members(&self, own: &DaemonStatus, begun: Instant) -> Result<()> {
+    fn keep_members(&self, own: &DaemonStatus) -> Result<()> {
         let nodes = self.nodes()?;
         let memory_mib = capacity::of_replica(&self.config);
         let place = |id: u8| Place { id, memory_mib };
@@ -193,42 +279,47 @@ impl Instance {
                 self.write_member(&here.name, Some(place(own.id)))?;
             }
         }
+        let told = Told::of(own);
         // One that was cut off still leads, as far as it knows. The status of a pair names no voters.
-        if own.role != "leader" || !own.serving || Told::of(own).voters.is_empty() {
+        if own.role != "leader" || !own.serving || told.voters.is_empty() {
+            self.set_attributes(&[(judge::LACKS, None)]);
             return Ok(());
         }
-        let group = &self.config.group;
-        let rules = Rules {
-            size: group.replica.len(),
-            after_s: group.replace_after_s,
-            memory_mib,
+        let config = &self.config.group;
+        let group = Group {
+            told,
+            leader: own.id,
+            nodes: &nodes,
+            rules: Rules {
+                guest: &config.name,
+                size: config.replica.len(),
+                after_s: config.replace_after_s,
+                memory_mib,
+            },
         };
-        match next(own, &nodes, rules) {
+        self.set_attributes(&[(judge::LACKS, group.lacks())]);
+        match group.next() {
             None => Ok(()),
-            Some(Step::Place(node, None)) => self.write_member(&node.name, None),
-            Some(Step::Place(node, Some(id))) => self.take_place(&node.name, place(id), begun),
+            Some(Step::Restore(node, id)) => self.write_member(&node.name, Some(place(id))),
+            Some(Step::TakeBack(node)) => self.write_member(&node.name, None),
+            Some(Step::Give(node, id)) => {
+                // Another guest may want the same room, and its monitor may come at the same moment each time. If both get
+                // it, the first one that looks again gives it back.
+                let random = RandomState::new().hash_one(id) % 1000;
+                std::thread::sleep(Duration::from_millis(random));
+                self.write_member(&node.name, Some(place(id)))
+            }
             Some(Step::Change(change)) => {
                 let asked = self.control().request(&change.request());
-                asked.context("the order to change the members was not taken")?;
-                Ok(())
+                let why =
+                    |error: &_| format!("the order to change the members was refused: {error}");
+                let told = asked.as_ref().err().map(why);
+                told.map_or(Ok(()), |why| {
+                    self.set_attributes(&[(judge::LACKS, Some(why.clone()))]);
+                    bail!(why)
+                })
             }
         }
-    }
-
-    /// Writes down that a spare host has the place of a member, if there is room for it.
-    fn take_place(&self, node: &str, place: Place, begun: Instant) -> Result<()> {
-        // Another guest may want the same room, and its monitor may come at the same moment each time.
-        let random = RandomState::new().hash_one(place.id) % 1000;
-        std::thread::sleep(Duration::from_millis(random));
-        self.write_member(node, Some(place))?;
-        // If it has taken it, both may find so, and both try again.
-        let nodes = self.nodes()?;
-        let mut here = nodes.iter().filter(|it| it.name == node);
-        let is_full = here.any(|it| !it.has_room(place.memory_mib));
-        if is_full || begun.elapsed() > self.timeout / 2 {
-            return self.write_member(node, None);
-        }
-        Ok(())
     }
 }
 
@@ -250,7 +341,8 @@ mod tests {
         }
     }
 
-    const RULES: Rules = Rules {
+    const RULES: Rules<'_> = Rules {
+        guest: "shop",
         size: 3,
         after_s: 600,
         memory_mib: 948,
@@ -278,16 +370,12 @@ mod tests {
         step_by(fields, nodes, RULES)
     }
 
-    fn step_by(fields: &Value, nodes: &[Node], rules: Rules) -> String {
-        let mut own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1, 2], "voters": [0, 1, 2], "left": []});
-        for (key, value) in fields.as_object().unwrap() {
-            own[key] = value.clone();
-        }
-        let own = serde_json::from_value(own).unwrap();
-        match next(&own, nodes, rules) {
+    fn step_by(fields: &Value, nodes: &[Node], rules: Rules<'_>) -> String {
+        match group(fields, nodes, rules).next() {
             None => "nothing".into(),
-            Some(Step::Place(node, None)) => format!("none on {}", node.name),
-            Some(Step::Place(node, Some(id))) => format!("{id} on {}", node.name),
+            Some(Step::TakeBack(node)) => format!("none on {}", node.name),
+            Some(Step::Give(node, id)) => format!("{id} on {}", node.name),
+            Some(Step::Restore(node, id)) => format!("{id} again on {}", node.name),
             Some(Step::Change(change)) => {
                 let add = change.add.map(|(id, at)| format!("add {id} at {at} "));
                 let remove = change.remove.map(|id| format!("remove {id}"));
@@ -296,8 +384,37 @@ mod tests {
         }
     }
 
+    fn lacks(fields: &Value, nodes: &[Node]) -> String {
+        group(fields, nodes, RULES).lacks().unwrap_or_default()
+    }
+
+    fn group<'a>(fields: &Value, nodes: &'a [Node], rules: Rules<'a>) -> Group<'a> {
+        let mut own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1, 2], "voters": [0, 1, 2], "left": []});
+        for (key, value) in fields.as_object().unwrap() {
+            own[key] = value.clone();
+        }
+        let own = serde_json::from_value(own).unwrap();
+        Group {
+            told: Told::of(&own),
+            leader: 1,
+            nodes,
+            rules,
+        }
+    }
+
     fn silent(s: u64) -> Value {
         json!({"silences": [{"id": 0, "s": s, "stopped": false}]})
+    }
+
+    /// The member that was given a place on this node.
+    fn given(nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
+        with(nodes, at, |it| it.member = node("", Some(id), None).member)
+    }
+
+    fn with_spare_waiting(nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
+        with(given(nodes, at, id), at, |it| {
+            it.role = Some(judge::spare(id))
+        })
     }
 
     #[test]
@@ -305,29 +422,53 @@ mod tests {
         let nodes = cluster();
         assert_eq!(step(&json!({}), &nodes), "nothing", "all answer");
         assert_eq!(step(&silent(599), &nodes), "nothing");
-        assert_eq!(step(&silent(600), &nodes), "3 on delta");
-        let placed = |at: usize, id: u8| {
-            with(cluster(), at, |it| {
-                it.member = node("", Some(id), None).member
-            })
+        let first = step(&silent(600), &nodes);
+        let (at, id) = if first == "3 on delta" {
+            (3, 3)
+        } else {
+            (4, 4)
         };
-        assert_eq!(step(&silent(610), &placed(3, 3)), "nothing", "it starts");
-        let waits = with(placed(3, 3), 3, |it| it.waits = true);
+        assert_eq!(first, format!("{id} on {}", nodes[at].name));
         assert_eq!(
-            step(&silent(620), &waits),
-            "add 3 at 192.0.2.13:7700 remove 0"
+            step(&silent(610), &given(cluster(), at, id)),
+            "nothing",
+            "it starts"
         );
-        let second = with(placed(4, 4), 4, |it| it.waits = true);
-        assert_eq!(
-            step(&silent(620), &second),
-            "add 4 at 192.0.2.14:7700 remove 0",
-            "it keeps the place that it was given"
-        );
+        let waits = with_spare_waiting(cluster(), at, id);
+        let order = format!("add {id} at 192.0.2.1{id}:7700 remove 0");
+        assert_eq!(step(&silent(620), &waits), order);
         // The lost host is back, or another replica leads, which counts anew.
-        assert_eq!(step(&silent(3), &waits), "none on delta");
-        assert_eq!(step(&json!({}), &waits), "none on delta");
-        let both = with(waits, 4, |it| it.member = node("", Some(4), None).member);
-        assert_eq!(step(&silent(620), &both), "none on epsilon");
+        let none = format!("none on {}", nodes[at].name);
+        assert_eq!(step(&silent(3), &waits), none);
+        assert_eq!(step(&json!({}), &waits), none);
+        // It does not come: the other one has its turn, and then it again.
+        assert_eq!(step(&silent(779), &given(cluster(), at, id)), "nothing");
+        assert_eq!(step(&silent(780), &given(cluster(), at, id)), none);
+        let (other_at, other) = (7 - at, 7 - id);
+        let second = format!("{other} on {}", nodes[other_at].name);
+        assert_eq!(step(&silent(790), &cluster()), second);
+        assert_eq!(step(&silent(960), &cluster()), first);
+        let late = with_spare_waiting(cluster(), other_at, other);
+        let order = format!("add {other} at 192.0.2.1{other}:7700 remove 0");
+        assert_eq!(
+            step(&silent(960), &late),
+            order,
+            "it waits, whosever turn it is"
+        );
+    }
+
+    #[test]
+    fn the_spare_hosts_of_guests_are_asked_in_several_orders() {
+        let first = |guest: &str| {
+            let nodes = cluster();
+            step_by(&silent(600), &nodes, Rules { guest, ..RULES })
+        };
+        let all = [
+            "shop", "mail", "wiki", "build", "chat", "files", "dns", "ldap",
+        ]
+        .map(first);
+        assert!(all.iter().any(|it| it == "3 on delta"), "{all:?}");
+        assert!(all.iter().any(|it| it == "4 on epsilon"), "{all:?}");
     }
 
     #[test]
@@ -336,11 +477,13 @@ mod tests {
         assert_eq!(step(&silent(9000), &standby), "nothing");
         let stopped = json!({"silences": [{"id": 0, "s": 9000, "stopped": true}]});
         assert_eq!(step(&stopped, &cluster()), "nothing");
-        assert_eq!(
-            step(&silent(9000), &cluster()[1..]),
-            "nothing",
-            "its node is unknown"
-        );
+        let unknown = &cluster()[1..];
+        assert_eq!(step(&silent(9000), unknown), "nothing");
+        assert!(lacks(&silent(9000), unknown).contains("does not know its node"));
+        // Its agent hears it, and the leader does not.
+        let answers = with(cluster(), 0, |it| it.answers = true);
+        assert_eq!(step(&silent(9000), &answers), "nothing");
+        assert!(lacks(&silent(9000), &answers).contains("replica 0 runs on alpha"));
         let never = Rules {
             after_s: 0,
             ..RULES
@@ -350,30 +493,42 @@ mod tests {
 
     #[test]
     fn a_spare_host_that_cannot_help_is_passed_over() {
-        let cannot = |change: fn(&mut Node)| step(&silent(600), &with(cluster(), 3, change));
-        assert_eq!(cannot(|it| it.can_start = false), "4 on epsilon");
-        assert_eq!(cannot(|it| it.spare = None), "4 on epsilon");
-        let full = |taken_mib: i64| {
-            with(cluster(), 3, |it| {
-                it.memory_mib = Some(1000);
-                it.taken_mib = taken_mib;
-            })
+        let (other, none) = ("4 on epsilon", "nothing");
+        let only_delta = || with(cluster(), 4, |it| it.spare = None);
+        let cannot = |change: fn(&mut Node)| {
+            let second = step(&silent(600), &with(cluster(), 3, change));
+            let alone = step(&silent(600), &with(only_delta(), 3, change));
+            (second, alone)
         };
-        assert_eq!(step(&silent(600), &full(53)), "4 on epsilon");
-        assert_eq!(step(&silent(600), &full(52)), "3 on delta");
+        let passed_over = (other.to_owned(), none.to_owned());
+        assert_eq!(step(&silent(600), &only_delta()), "3 on delta");
+        assert_eq!(cannot(|it| it.can_start = false), passed_over);
+        assert_eq!(cannot(|it| it.spare = None), passed_over);
+        let full = |it: &mut Node| (it.memory_mib, it.taken_mib) = (Some(1000), 53);
+        assert_eq!(cannot(full), passed_over);
+        let fits = |it: &mut Node| (it.memory_mib, it.taken_mib) = (Some(1000), 52);
+        assert_eq!(
+            step(&silent(600), &with(only_delta(), 3, fits)),
+            "3 on delta"
+        );
         let mut used = silent(600);
         used["left"] = json!([3]);
-        assert_eq!(
-            step(&used, &cluster()),
-            "4 on epsilon",
-            "3 was a member once"
-        );
-        // It had the place, and cannot take it any more.
-        let failed = with(cluster(), 3, |it| {
-            it.member = node("", Some(3), None).member;
-            it.can_start = false;
-        });
+        assert_eq!(step(&used, &cluster()), other, "3 was a member once");
+        // It had the place, and cannot take it any more: it has failed, or another guest has the room.
+        let given = given(only_delta(), 3, 3);
+        let failed = with(given.clone(), 3, |it| it.can_start = false);
         assert_eq!(step(&silent(600), &failed), "none on delta");
+        assert_eq!(step(&silent(600), &with(given, 3, full)), "none on delta");
+        let words = lacks(&silent(600), &with(only_delta(), 3, full));
+        assert_eq!(
+            words,
+            "replica 0 is lost: no spare host is there that has room and can start one"
+        );
+        assert_eq!(
+            lacks(&silent(600), &only_delta()),
+            "replica 0 is lost: delta gets the place"
+        );
+        assert_eq!(lacks(&json!({}), &cluster()), "");
     }
 
     #[test]
@@ -383,14 +538,12 @@ mod tests {
                 json!([{"id": 0, "s": 900, "stopped": false}, {"id": 3, "s": s, "stopped": true}]);
             json!({"change": {"add": 3, "remove": 0, "words": "", "step": null}, "silences": silences})
         };
-        let begun = with(cluster(), 3, |it| {
-            it.member = node("", Some(3), None).member
-        });
+        let begun = given(cluster(), 3, 3);
         assert_eq!(step(&under_way(30), &begun), "nothing");
         assert_eq!(step(&under_way(600), &begun), "remove 3");
         let away = with(begun.clone(), 3, |it| it.is_away = true);
         assert_eq!(step(&under_way(600), &away), "nothing");
-        let waits = with(begun.clone(), 3, |it| it.waits = true);
+        let waits = with_spare_waiting(cluster(), 3, 3);
         assert_eq!(
             step(&under_way(600), &waits),
             "nothing",
@@ -400,27 +553,28 @@ mod tests {
         assert_eq!(step(&short, &begun), "none on alpha");
         let known = with(cluster(), 0, |it| it.member = None);
         assert_eq!(step(&short, &known), "4 on epsilon");
-        let placed = with(known, 4, |it| {
-            it.member = node("", Some(4), None).member;
-            it.waits = true;
-        });
+        assert_eq!(
+            lacks(&short, &known),
+            "the group has 2 members of 3: epsilon gets the place"
+        );
+        let placed = with_spare_waiting(known, 4, 4);
         assert_eq!(step(&short, &placed), "add 4 at 192.0.2.14:7700 ");
     }
 
     #[test]
     fn the_host_of_a_persons_order_gets_its_replica_and_one_that_has_left_gets_none() {
         let ordered = json!({"change": {"add": 4, "remove": 2, "words": "", "step": null}});
-        assert_eq!(step(&ordered, &cluster()), "4 on epsilon");
+        // Room or not: the members have decided.
+        let full = with(cluster(), 4, |it| it.memory_mib = Some(1));
+        assert_eq!(step(&ordered, &full), "4 again on epsilon");
         let members = json!({"voters": [0, 1, 4], "left": [2]});
-        let begun = with(cluster(), 4, |it| {
-            it.member = node("", Some(4), None).member
-        });
+        let begun = given(cluster(), 4, 4);
         assert_eq!(step(&members, &begun), "none on gamma");
         let done = with(begun, 2, |it| it.member = None);
         assert_eq!(step(&members, &done), "nothing");
         // A partition of the cluster without this change was the one that counted.
-        let forgotten = with(done, 4, |it| it.member = None);
-        assert_eq!(step(&members, &forgotten), "4 on epsilon");
+        let forgotten = with(cluster(), 4, |it| it.member = None);
+        assert_eq!(step(&members, &forgotten), "4 again on epsilon");
     }
 
     #[test]

@@ -165,7 +165,7 @@ fn the_nodes_attributes_name_the_leader_and_the_guests_protection() {
     assert_eq!(of(cold()), ["witness", ""], "one of the three is warm");
     write("me = 3\nspare = [{ id = 3, address = \"192.0.2.13:7700\" }]\n");
     let spare = json!({"id": 3, "role": "recovering", "view": "0@r0", "isr": [], "waits_to_be_added": true});
-    assert_eq!(of(spare), ["spare", ""]);
+    assert_eq!(of(spare), ["spare 3", ""]);
 }
 
 #[test]
@@ -221,6 +221,13 @@ fn nobody_leaves_whom_the_guest_needs() {
         Leave::Later(_)
     ));
     is_never(leave(0, &[alone, silent(1)]), "replica 1 does not answer");
+    // Two members of three are no pair.
+    let voters = ("voters", json!([0, 1]));
+    let short = [
+        with(leader(), &[voters.clone()]),
+        with(secondary(), &[voters]),
+    ];
+    is_never(leave(1, &short), "the group has 2 members");
 }
 
 #[test]
