@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `start` | starts the replica, waits until it answers, and takes back an earlier `plover drain` |
 //! | `stop` | drains, then ends the replica; refuses while the group would be worse off than with one member less |
-//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node. On the leader's node it has a lost member replaced (`members.rs`). The first one on a node writes what memory that has for replicas |
+//! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node. On the leader's node it has a lost member replaced (`members.rs`, `repair.rs`). The first one on a node writes what memory that has for replicas |
 //! | `reload-agent` | nothing: changed parameters count from the next action on |
 //! | `validate-all` | reads the configuration file |
 //! | `meta-data` | describes all this |
@@ -19,6 +19,7 @@ mod action;
 mod cluster;
 mod judge;
 mod members;
+mod repair;
 #[cfg(test)]
 mod tests;
 

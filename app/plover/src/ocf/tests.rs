@@ -224,7 +224,7 @@ fn nobody_leaves_whom_the_guest_needs() {
     // Two members of three are no pair.
     let voters = ("voters", json!([0, 1]));
     let short = [
-        with(leader(), &[voters.clone()]),
+        with(leader(), std::slice::from_ref(&voters)),
         with(secondary(), &[voters]),
     ];
     is_never(leave(1, &short), "the group has 2 members");

@@ -1,0 +1,505 @@
+//! What a group lacks, and the next step on the way to a whole one.
+
+use super::cluster::Node;
+use plover_lab::control::DaemonStatus;
+use plover_lab::operate::MemberChange;
+use serde::Deserialize;
+use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// How long a spare host has for its replica to start and wait, once the lost member may be replaced. Then another one has its
+/// turn. A start may take 120 s.
+const TURN_S: u64 = 180;
+
+/// The members, as a leader's status tells.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Told {
+    pub voters: Vec<u8>,
+    left: Vec<u8>,
+    change: Option<Change>,
+    silences: Vec<Silence>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Change {
+    add: Option<u8>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Silence {
+    id: u8,
+    s: u64,
+    /// It was told to.
+    stopped: bool,
+}
+
+impl Told {
+    pub fn of(own: &DaemonStatus) -> Self {
+        let told = Value::Object(own.more.clone());
+        serde_json::from_value(told).unwrap_or_default()
+    }
+}
+
+/// The rules of a group, by its configuration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    /// The guest's name.
+    pub guest: &'a str,
+    /// The number of its members.
+    pub size: usize,
+    /// `group.replace_after_s`.
+    pub after_s: u64,
+    /// The memory that a replica takes.
+    pub memory_mib: u64,
+}
+
+/// What a leader's agent is to do now: one thing in each turn, since a monitor has its time, too.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step<'a> {
+    /// The node of a member, or of the one that is being added, is not written down.
+    Restore(&'a Node, u8),
+    /// The node's member has left, or its place is not needed.
+    TakeBack(&'a Node),
+    /// A spare host is to take the place of a lost member: Pacemaker starts this replica.
+    Give(&'a Node, u8),
+    /// The leader is to be ordered to change the members.
+    Change(MemberChange),
+}
+
+/// A group, and the nodes of the cluster.
+#[derive(Debug)]
+pub(super) struct Group<'a> {
+    pub told: Told,
+    /// Its leader.
+    pub leader: u8,
+    pub nodes: &'a [Node],
+    pub rules: Rules<'a>,
+}
+
+impl<'a> Group<'a> {
+    fn node_of(&self, id: u8) -> Option<&'a Node> {
+        self.nodes.iter().find(|it| it.is_of(id))
+    }
+
+    fn newcomer(&self) -> Option<u8> {
+        self.told.change.as_ref().and_then(|it| it.add)
+    }
+
+    fn is_short(&self) -> bool {
+        self.told.voters.len() < self.rules.size
+    }
+
+    /// The replicas that the leader has not heard for so long that they may be replaced.
+    fn silent(&self) -> impl Iterator<Item = &Silence> {
+        let after_s = self.rules.after_s;
+        let silences = self.told.silences.iter();
+        silences.filter(move |it| after_s > 0 && it.s >= after_s)
+    }
+
+    /// The member that is to be replaced. Not one that was told to stop: who stopped it starts it again. Without its node it is
+    /// not known whether somebody works on that.
+    fn lost(&self) -> Option<&Silence> {
+        let is_gone = |id: u8| {
+            self.node_of(id)
+                .is_some_and(|it| !it.is_away && !it.answers)
+        };
+        let is_other = |id: u8| id != self.leader && self.told.voters.contains(&id);
+        let mut silent = self.silent();
+        silent.find(|it| is_other(it.id) && !it.stopped && is_gone(it.id))
+    }
+
+    /// The spare host that is to take a place, if one is needed and one can: that of the replica that waits for it. Before there is
+    /// one, they have their turns, in another order for each guest, so that those of one host go to several.
+    fn helper(&self) -> Option<&'a Node> {
+        let lost = self.lost().filter(|_| !self.is_short());
+        let after_s = self.rules.after_s;
+        let is_needed = self.is_short() && after_s > 0 || lost.is_some();
+        if self.told.change.is_some() || !is_needed {
+            return None;
+        }
+        let is_new = |id: u8| !self.told.voters.contains(&id) && !self.told.left.contains(&id);
+        let can = |it: &&Node| {
+            let spare = it.spare.as_ref().filter(|spare| is_new(spare.0));
+            let is_free = |id: u8| it.member.is_none_or(|member| member.id == id);
+            spare.is_some_and(|spare| is_free(spare.0))
+                && it.can_start
+                && it.has_room(self.rules.memory_mib)
+        };
+        let mut able: Vec<&Node> = self.nodes.iter().filter(can).collect();
+        if let Some(waits) = able.iter().find(|it| it.member.is_some() && it.waits()) {
+            return Some(waits);
+        }
+        able.sort_by_cached_key(|it| {
+            let mut hasher = DefaultHasher::new();
+            (self.rules.guest, &it.name).hash(&mut hasher);
+            hasher.finish()
+        });
+        let turn = lost.map_or(0, |it| (it.s - after_s) / TURN_S);
+        let turn = turn as usize % able.len().max(1);
+        able.get(turn).copied()
+    }
+
+    /// What is to be done now, if anything.
+    pub fn next(&self) -> Option<Step<'a>> {
+        let (helper, newcomer) = (self.helper(), self.newcomer());
+        let mut belonging = self.told.voters.iter().copied().chain(newcomer);
+        let restored = belonging.find_map(|id| {
+            let is_its = |it: &&Node| it.member.is_none() && it.is_spare_of(id);
+            let known = self.node_of(id);
+            let node = self.nodes.iter().find(is_its);
+            node.filter(|_| known.is_none()).map(|it| (it, id))
+        });
+        if let Some((node, id)) = restored {
+            return Some(Step::Restore(node, id));
+        }
+        let belongs = |id: u8| self.told.voters.contains(&id) || newcomer == Some(id);
+        let mut needless = self.nodes.iter().filter(|node| {
+            let keeps = helper.is_some_and(|helper| helper.name == node.name);
+            node.member.is_some_and(|it| !belongs(it.id)) && !keeps
+        });
+        if let Some(node) = needless.next() {
+            return Some(Step::TakeBack(node));
+        }
+        if let Some(id) = newcomer {
+            // It has begun, and was lost: another one can be added then. One that waits still cannot be reached, and
+            // `plover status` says what to look at.
+            let is_gone = |it: &Node| !it.is_away && !it.waits();
+            let is_lost =
+                self.silent().any(|it| it.id == id) && self.node_of(id).is_some_and(is_gone);
+            let change = MemberChange {
+                add: None,
+                remove: Some(id),
+            };
+            return is_lost.then_some(Step::Change(change));
+        }
+        let helper = helper?;
+        let (id, address) = helper.spare.clone()?;
+        if helper.member.is_none() {
+            return Some(Step::Give(helper, id));
+        }
+        let lost = self.lost().filter(|_| !self.is_short());
+        let change = MemberChange {
+            add: Some((id, address)),
+            remove: lost.map(|it| it.id),
+        };
+        helper.waits().then_some(Step::Change(change))
+    }
+
+    /// Why the group has not all its members, if it is not being changed, in words for the operator.
+    pub fn lacks(&self) -> Option<String> {
+        if self.told.change.is_some() {
+            return None;
+        }
+        let (what, after_s) = (self.lost(), self.rules.after_s);
+        let what = match what {
+            _ if self.is_short() => format!(
+                "the group has {} members of {}",
+                self.told.voters.len(),
+                self.rules.size
+            ),
+            Some(lost) => format!("replica {} is lost", lost.id),
+            None => return self.unclear(),
+        };
+        let then = match self.helper() {
+            Some(helper) => format!("{} gets the place", helper.name),
+            None if after_s == 0 => "add one by hand".into(),
+            None => "no spare host is there that has room and can start one".into(),
+        };
+        Some(format!("{what}: {then}"))
+    }
+
+    /// A member that is silent and cannot be replaced.
+    fn unclear(&self) -> Option<String> {
+        self.silent().find_map(|it| match self.node_of(it.id) {
+            Some(node) if node.answers => Some(format!(
+                "replica {} runs on {}, but the leader does not hear it",
+                it.id, node.name
+            )),
+            None if self.told.voters.contains(&it.id) && !it.stopped => Some(format!(
+                "replica {} is lost, and the cluster does not know its node: run `plover fleet apply` with its file",
+                it.id
+            )),
+            _ => None,
+        })
+    }
+}
+
+/// Whether a replica is a member, or becomes one: its host is the one where Pacemaker is to run it.
+pub(super) fn belongs(own: &DaemonStatus) -> bool {
+    let told = Told::of(own);
+    let joins = told.change.is_some_and(|change| change.add == Some(own.id));
+    // The status of a pair names no voters: both stay.
+    let is_member = told.voters.is_empty() || told.voters.contains(&own.id);
+    joins || own.role != "recovering" && is_member
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::judge;
+    use super::*;
+    use crate::capacity::Place;
+    use serde_json::json;
+
+    fn node(name: &str, member: Option<u8>, spare: Option<u8>) -> Node {
+        Node {
+            name: name.into(),
+            can_start: true,
+            member: member.map(|id| Place {
+                id,
+                memory_mib: 948,
+            }),
+            spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
+            ..Node::default()
+        }
+    }
+
+    const RULES: Rules<'_> = Rules {
+        guest: "shop",
+        size: 3,
+        after_s: 600,
+        memory_mib: 948,
+    };
+
+    /// Three members and two spare hosts.
+    fn cluster() -> Vec<Node> {
+        vec![
+            node("alpha", Some(0), None),
+            node("beta", Some(1), None),
+            node("gamma", Some(2), None),
+            node("delta", None, Some(3)),
+            node("epsilon", None, Some(4)),
+        ]
+    }
+
+    /// The same, after this was done to the node `at`.
+    fn with(mut nodes: Vec<Node>, at: usize, change: impl Fn(&mut Node)) -> Vec<Node> {
+        change(&mut nodes[at]);
+        nodes
+    }
+
+    /// What the agent of the leader 1 of members 0, 1 and 2 does, with these fields in its status.
+    fn step(fields: &Value, nodes: &[Node]) -> String {
+        step_by(fields, nodes, RULES)
+    }
+
+    fn step_by(fields: &Value, nodes: &[Node], rules: Rules<'_>) -> String {
+        match group(fields, nodes, rules).next() {
+            None => "nothing".into(),
+            Some(Step::TakeBack(node)) => format!("none on {}", node.name),
+            Some(Step::Give(node, id)) => format!("{id} on {}", node.name),
+            Some(Step::Restore(node, id)) => format!("{id} again on {}", node.name),
+            Some(Step::Change(change)) => {
+                let add = change.add.map(|(id, at)| format!("add {id} at {at} "));
+                let remove = change.remove.map(|id| format!("remove {id}"));
+                add.unwrap_or_default() + &remove.unwrap_or_default()
+            }
+        }
+    }
+
+    fn lacks(fields: &Value, nodes: &[Node]) -> String {
+        group(fields, nodes, RULES).lacks().unwrap_or_default()
+    }
+
+    fn group<'a>(fields: &Value, nodes: &'a [Node], rules: Rules<'a>) -> Group<'a> {
+        let mut own = json!({"id": 1, "role": "leader", "view": "1@r1", "isr": [1, 2], "voters": [0, 1, 2], "left": []});
+        for (key, value) in fields.as_object().unwrap() {
+            own[key] = value.clone();
+        }
+        let own = serde_json::from_value(own).unwrap();
+        Group {
+            told: Told::of(&own),
+            leader: 1,
+            nodes,
+            rules,
+        }
+    }
+
+    fn silent(s: u64) -> Value {
+        json!({"silences": [{"id": 0, "s": s, "stopped": false}]})
+    }
+
+    /// The member that was given a place on this node.
+    fn given(nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
+        with(nodes, at, |it| it.member = node("", Some(id), None).member)
+    }
+
+    fn with_spare_waiting(nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
+        with(given(nodes, at, id), at, |it| {
+            it.role = Some(judge::spare(id))
+        })
+    }
+
+    #[test]
+    fn a_member_that_is_silent_for_long_is_replaced_by_a_spare_replica() {
+        let nodes = cluster();
+        assert_eq!(step(&json!({}), &nodes), "nothing", "all answer");
+        assert_eq!(step(&silent(599), &nodes), "nothing");
+        let first = step(&silent(600), &nodes);
+        let (at, id) = if first == "3 on delta" {
+            (3, 3)
+        } else {
+            (4, 4)
+        };
+        assert_eq!(first, format!("{id} on {}", nodes[at].name));
+        assert_eq!(
+            step(&silent(610), &given(cluster(), at, id)),
+            "nothing",
+            "it starts"
+        );
+        let waits = with_spare_waiting(cluster(), at, id);
+        let order = format!("add {id} at 192.0.2.1{id}:7700 remove 0");
+        assert_eq!(step(&silent(620), &waits), order);
+        // The lost host is back, or another replica leads, which counts anew.
+        let none = format!("none on {}", nodes[at].name);
+        assert_eq!(step(&silent(3), &waits), none);
+        assert_eq!(step(&json!({}), &waits), none);
+        // It does not come: the other one has its turn, and then it again.
+        assert_eq!(step(&silent(779), &given(cluster(), at, id)), "nothing");
+        assert_eq!(step(&silent(780), &given(cluster(), at, id)), none);
+        let (other_at, other) = (7 - at, 7 - id);
+        let second = format!("{other} on {}", nodes[other_at].name);
+        assert_eq!(step(&silent(790), &cluster()), second);
+        assert_eq!(step(&silent(960), &cluster()), first);
+        let late = with_spare_waiting(cluster(), other_at, other);
+        let order = format!("add {other} at 192.0.2.1{other}:7700 remove 0");
+        assert_eq!(
+            step(&silent(960), &late),
+            order,
+            "it waits, whosever turn it is"
+        );
+    }
+
+    #[test]
+    fn the_spare_hosts_of_guests_are_asked_in_several_orders() {
+        let first = |guest: &str| {
+            let nodes = cluster();
+            step_by(&silent(600), &nodes, Rules { guest, ..RULES })
+        };
+        let all = [
+            "shop", "mail", "wiki", "build", "chat", "files", "dns", "ldap",
+        ]
+        .map(first);
+        assert!(all.iter().any(|it| it == "3 on delta"), "{all:?}");
+        assert!(all.iter().any(|it| it == "4 on epsilon"), "{all:?}");
+    }
+
+    #[test]
+    fn a_member_is_not_replaced_while_somebody_works_on_it() {
+        let standby = with(cluster(), 0, |it| it.is_away = true);
+        assert_eq!(step(&silent(9000), &standby), "nothing");
+        let stopped = json!({"silences": [{"id": 0, "s": 9000, "stopped": true}]});
+        assert_eq!(step(&stopped, &cluster()), "nothing");
+        let unknown = &cluster()[1..];
+        assert_eq!(step(&silent(9000), unknown), "nothing");
+        assert!(lacks(&silent(9000), unknown).contains("does not know its node"));
+        // Its agent hears it, and the leader does not.
+        let answers = with(cluster(), 0, |it| it.answers = true);
+        assert_eq!(step(&silent(9000), &answers), "nothing");
+        assert!(lacks(&silent(9000), &answers).contains("replica 0 runs on alpha"));
+        let never = Rules {
+            after_s: 0,
+            ..RULES
+        };
+        assert_eq!(step_by(&silent(9000), &cluster(), never), "nothing");
+    }
+
+    #[test]
+    fn a_spare_host_that_cannot_help_is_passed_over() {
+        let (other, none) = ("4 on epsilon", "nothing");
+        let only_delta = || with(cluster(), 4, |it| it.spare = None);
+        let cannot = |change: fn(&mut Node)| {
+            let second = step(&silent(600), &with(cluster(), 3, change));
+            let alone = step(&silent(600), &with(only_delta(), 3, change));
+            (second, alone)
+        };
+        let passed_over = (other.to_owned(), none.to_owned());
+        assert_eq!(step(&silent(600), &only_delta()), "3 on delta");
+        assert_eq!(cannot(|it| it.can_start = false), passed_over);
+        assert_eq!(cannot(|it| it.spare = None), passed_over);
+        let full = |it: &mut Node| (it.memory_mib, it.taken_mib) = (Some(1000), 53);
+        assert_eq!(cannot(full), passed_over);
+        let fits = |it: &mut Node| (it.memory_mib, it.taken_mib) = (Some(1000), 52);
+        assert_eq!(
+            step(&silent(600), &with(only_delta(), 3, fits)),
+            "3 on delta"
+        );
+        let mut used = silent(600);
+        used["left"] = json!([3]);
+        assert_eq!(step(&used, &cluster()), other, "3 was a member once");
+        // It had the place, and cannot take it any more: it has failed, or another guest has the room.
+        let given = given(only_delta(), 3, 3);
+        let failed = with(given.clone(), 3, |it| it.can_start = false);
+        assert_eq!(step(&silent(600), &failed), "none on delta");
+        assert_eq!(step(&silent(600), &with(given, 3, full)), "none on delta");
+        let words = lacks(&silent(600), &with(only_delta(), 3, full));
+        assert_eq!(
+            words,
+            "replica 0 is lost: no spare host is there that has room and can start one"
+        );
+        assert_eq!(
+            lacks(&silent(600), &only_delta()),
+            "replica 0 is lost: delta gets the place"
+        );
+        assert_eq!(lacks(&json!({}), &cluster()), "");
+    }
+
+    #[test]
+    fn a_new_host_that_is_lost_gives_way_to_the_next() {
+        let under_way = |s: u64| {
+            let silences =
+                json!([{"id": 0, "s": 900, "stopped": false}, {"id": 3, "s": s, "stopped": true}]);
+            json!({"change": {"add": 3, "remove": 0, "words": "", "step": null}, "silences": silences})
+        };
+        let begun = given(cluster(), 3, 3);
+        assert_eq!(step(&under_way(30), &begun), "nothing");
+        assert_eq!(step(&under_way(600), &begun), "remove 3");
+        let away = with(begun.clone(), 3, |it| it.is_away = true);
+        assert_eq!(step(&under_way(600), &away), "nothing");
+        let waits = with_spare_waiting(cluster(), 3, 3);
+        assert_eq!(
+            step(&under_way(600), &waits),
+            "nothing",
+            "it cannot be reached"
+        );
+        let short = json!({"voters": [1, 2], "left": [0, 3]});
+        assert_eq!(step(&short, &begun), "none on alpha");
+        let known = with(cluster(), 0, |it| it.member = None);
+        assert_eq!(step(&short, &known), "4 on epsilon");
+        assert_eq!(
+            lacks(&short, &known),
+            "the group has 2 members of 3: epsilon gets the place"
+        );
+        let placed = with_spare_waiting(known, 4, 4);
+        assert_eq!(step(&short, &placed), "add 4 at 192.0.2.14:7700 ");
+    }
+
+    #[test]
+    fn the_host_of_a_persons_order_gets_its_replica_and_one_that_has_left_gets_none() {
+        let ordered = json!({"change": {"add": 4, "remove": 2, "words": "", "step": null}});
+        // Room or not: the members have decided.
+        let full = with(cluster(), 4, |it| it.memory_mib = Some(1));
+        assert_eq!(step(&ordered, &full), "4 again on epsilon");
+        let members = json!({"voters": [0, 1, 4], "left": [2]});
+        let begun = given(cluster(), 4, 4);
+        assert_eq!(step(&members, &begun), "none on gamma");
+        let done = with(begun, 2, |it| it.member = None);
+        assert_eq!(step(&members, &done), "nothing");
+        // A partition of the cluster without this change was the one that counted.
+        let forgotten = with(cluster(), 4, |it| it.member = None);
+        assert_eq!(step(&members, &forgotten), "4 again on epsilon");
+    }
+
+    #[test]
+    fn the_host_of_a_member_is_where_it_belongs() {
+        let belongs = |own: Value| belongs(&serde_json::from_value(own).unwrap());
+        let own = |role: &str, voters: &[u8], add: Option<u8>| {
+            let change = add.map(|add| json!({"add": add, "remove": 0}));
+            json!({"id": 3, "role": role, "view": "1@r1", "isr": [], "voters": voters, "change": change})
+        };
+        assert!(belongs(own("witness", &[1, 2, 3], None)));
+        assert!(!belongs(own("recovering", &[0, 1, 3], None)), "by its file");
+        assert!(belongs(own("recovering", &[0, 1, 2], Some(3))));
+        assert!(!belongs(own("witness", &[0, 1, 2], Some(4))));
+    }
+}
