@@ -1,7 +1,7 @@
 //! The memory that a replica takes, and that a host has for replicas.
 //!
 //! `plover check` compares the two. Under Pacemaker the agents count by the same figures, so that a lost member is replaced only
-//! on a host with room (`ocf/members.rs`).
+//! on a host with room (`ocf/repair.rs`).
 
 use plover_node::ReplicaConfig;
 use std::fmt;
@@ -56,18 +56,36 @@ pub fn mib_of(meminfo: &str, key: &str) -> Option<u64> {
     Some(kib / 1024)
 }
 
-/// A member's place on a node, as the attribute `plover-NAME-member` tells it: `0, 948 MiB`.
+/// A member's place on a node, as the attribute `plover-NAME-member` tells it: `0, 948 MiB`, and `3, 948 MiB, given 1764341000`
+/// while it is only given to a spare replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The replica.
     pub id: u8,
     /// The memory that it takes.
     pub memory_mib: u64,
+    /// When it was given to a spare replica that is no member yet, in seconds since 1970.
+    pub given_s: Option<u64>,
+}
+
+impl Place {
+    /// That of a member.
+    pub fn of_member(id: u8, memory_mib: u64) -> Self {
+        Self {
+            id,
+            memory_mib,
+            given_s: None,
+        }
+    }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} MiB", self.id, self.memory_mib)
+        write!(f, "{}, {} MiB", self.id, self.memory_mib)?;
+        match self.given_s {
+            Some(at) => write!(f, ", given {at}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -75,10 +93,15 @@ impl FromStr for Place {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (id, memory) = text.split_once(", ").unwrap_or((text, "0"));
+        let (id, rest) = text.split_once(", ").unwrap_or((text, "0"));
+        let (memory, given) = match rest.split_once(", given ") {
+            Some((memory, given)) => (memory, Some(given)),
+            None => (rest, None),
+        };
         Ok(Self {
             id: id.parse()?,
             memory_mib: memory.trim_end_matches(" MiB").parse()?,
+            given_s: given.map(str::parse).transpose()?,
         })
     }
 }
@@ -99,12 +122,16 @@ mod tests {
 
     #[test]
     fn a_place_is_read_as_it_is_written() {
-        let place = Place {
-            id: 3,
-            memory_mib: 948,
-        };
+        let place = Place::of_member(3, 948);
         assert_eq!(place.to_string(), "3, 948 MiB");
         assert_eq!("3, 948 MiB".parse(), Ok(place));
+        let given = Place {
+            given_s: Some(1_764_341_000),
+            ..place
+        };
+        assert_eq!(given.to_string(), "3, 948 MiB, given 1764341000");
+        assert_eq!("3, 948 MiB, given 1764341000".parse(), Ok(given));
+        assert!("3, 948 MiB, given x".parse::<Place>().is_err());
         assert_eq!("3".parse::<Place>().map(|it| it.memory_mib), Ok(0));
         assert!("x, 3 MiB".parse::<Place>().is_err());
     }

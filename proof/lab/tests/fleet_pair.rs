@@ -10,7 +10,7 @@ use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::{Fault, Lab};
 use plover_lab_proof::cluster::{Cluster, NODES};
-use plover_lab_proof::{overlay, program, prove_on, role, wait_for};
+use plover_lab_proof::{overlay, program, prove_on, wait_for};
 use std::time::{Duration, Instant};
 
 /// The node without a replica.
@@ -47,6 +47,7 @@ fn fencing_ends_the_split_of_a_pair() {
                 &["Started: [ alpha beta ]", ": leader", ": yes"],
             ))
         })?;
+        a_host_is_emptied(lab, &cluster, progress)?;
         for cut in ["leader", "secondary"] {
             a_host_is_fenced(lab, &mut cluster, cut, progress)?;
             wait_for(progress, "the pair is known again", || {
@@ -73,6 +74,32 @@ fn begin(cluster: &Cluster, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
+/// The replica with this role. The lab itself knows only those that it has started.
+fn with_role(lab: &Lab, role: &str) -> Result<u8> {
+    let has_role = |id: &u8| lab.control(*id).status().is_ok_and(|it| it.role == role);
+    lab.ids().find(has_role).context("no such replica")
+}
+
+fn wait_until_protected(lab: &Lab, by: u8, progress: &Progress) -> Result<()> {
+    wait_for(progress, "the pair is whole", || {
+        let status = lab.control(by).status();
+        Ok(status.is_ok_and(|it| it.protected && it.serving))
+    })
+}
+
+/// The leader's host is put on standby: the other one serves alone.
+fn a_host_is_emptied(lab: &Lab, cluster: &Cluster, progress: &Progress) -> Result<()> {
+    let leader = with_role(lab, "leader")?;
+    let (other, node) = (1 - leader, NODES[usize::from(leader)]);
+    cluster.run(ARBITER, &["crm", "node", "standby", node])?;
+    wait_for(progress, "the host is empty", || {
+        let serves = lab.control(other).status().is_ok_and(|it| it.serving);
+        Ok(serves && lab.control(leader).status().is_err())
+    })?;
+    cluster.run(ARBITER, &["crm", "node", "online", node])?;
+    wait_until_protected(lab, other, progress)
+}
+
 /// The host of the replica with this role loses the replicas' network, which is the cluster's, and is back after it was fenced.
 fn a_host_is_fenced(
     lab: &mut Lab,
@@ -80,7 +107,7 @@ fn a_host_is_fenced(
     of: &str,
     progress: &Progress,
 ) -> Result<()> {
-    let cut = lab.find(&role(of))?;
+    let cut = with_role(lab, of)?;
     let other = 1 - cut;
     let pid = lab.control(other).status()?.plover_pid;
     let to = |id: u8| format!("to {}", replica_ip(id.into()));
@@ -124,10 +151,7 @@ fn a_host_is_fenced(
     let status = lab.control(other).status()?;
     ensure!(status.serving && status.plover_pid == pid, "{status:?}");
     cluster.start_host(cut)?;
-    wait_for(progress, "the pair is whole", || {
-        let status = lab.control(other).status();
-        Ok(status.is_ok_and(|it| it.protected && it.serving))
-    })?;
+    wait_until_protected(lab, other, progress)?;
     let status = lab.control(other).status()?;
     ensure!(
         status.plover_pid == pid,

@@ -116,9 +116,12 @@ impl Plan {
         let (of_member, of_spare) = (capacity::of_member(guest), capacity::of_spare(guest));
         let is_new = by_id(&format!("{guest}-clone")).is_none();
         for known in attributes_of_nodes(live, &of_member) {
-            let id = known.value.parse().map_or(u8::MAX, |it: Place| it.id);
+            let place = known.value.parse().ok();
+            let id = place.map_or(u8::MAX, |it: Place| it.id);
+            let is_given = place.is_some_and(|it| it.given_s.is_some());
             let mut members = wanted.members.iter();
-            if members.any(|it| it.node == known.node && it.place.id == id) {
+            let is_named = members.any(|it| it.node == known.node && it.place.id == id);
+            if is_named || is_given && !is_new {
                 continue;
             }
             if !is_new {
@@ -337,7 +340,8 @@ impl fmt::Display for Plan {
             writeln!(
                 f,
                 "{guest}: NOT CHANGED: replica {id} is a member on {node} ({}), which its file does not name. Bring \
-                 [[group.replica]] up to date; a host that is to become a member belongs into [[group.spare]]",
+                 [[group.replica]] up to date; a host that is to become a member belongs into [[group.spare]]. If the guest was \
+                 begun anew, delete that attribute of the node",
                 capacity::of_member(guest)
             )?;
         }

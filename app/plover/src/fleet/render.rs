@@ -35,7 +35,7 @@ pub struct Elements {
     pub spares: Vec<Spare>,
 }
 
-/// A node on which a guest has a member by its file. The agents know better, once they have run (`ocf/members.rs`).
+/// A node on which a guest has a member by its file. The agents know better, once they have run (`ocf/repair.rs`).
 #[derive(Clone, Debug)]
 pub struct Member {
     /// The guest.
@@ -83,10 +83,7 @@ fn one(guest: &Guest, hosts: &Hosts) -> Result<Elements> {
     let members = members.map(|((id, _), node)| Member {
         guest: guest.name.clone(),
         node: (*node).into(),
-        place: Place {
-            id: *id,
-            memory_mib: guest.needs_mib,
-        },
+        place: Place::of_member(*id, guest.needs_mib),
     });
     let spares = guest.spares.iter().zip(of_spares);
     let spares = spares.map(|((id, address), node)| Spare {

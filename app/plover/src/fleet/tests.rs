@@ -265,6 +265,8 @@ fn a_guest_whose_members_are_others_than_its_file_says_is_left_alone() {
             "{words}"
         );
     }
+    let (words, _, is_up_to_date) = told("delta", "3, 948 MiB, given 7", has_it);
+    assert!(is_up_to_date, "it is no member yet: {words}");
     let (words, ..) = told("alpha", "0, 500 MiB", has_it);
     assert!(
         words.contains("alpha: is known as the host of replica 0, which takes 948"),

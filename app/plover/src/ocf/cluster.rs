@@ -18,7 +18,8 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub name: String,
-    /// It is there, may have replicas, and that of this guest has not failed there of late.
+    /// It is there, may have replicas, and that of this guest has not failed there of late: Pacemaker runs it there, or is about
+    /// to, if it has the place of a member.
     pub can_start: bool,
     /// It is to have no replicas: an operator works on it.
     pub is_away: bool,
@@ -229,10 +230,7 @@ mod tests {
 
     #[test]
     fn members_and_spare_replicas_are_found_in_the_cluster() {
-        let place = |id: u8| Place {
-            id,
-            memory_mib: 948,
-        };
+        let place = |id: u8| Place::of_member(id, 948);
         let node = |name: &str| Node {
             name: name.into(),
             ..Node::default()

@@ -4,7 +4,7 @@ use super::{Code, Outcome};
 use plover_lab::control::DaemonStatus;
 use plover_lab::status::{GroupStatus, ReplicaStatus};
 use plover_node::{GroupConfig, Warm};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Attributes of a node: what follows the guest's name, and the value, if it has any.
 pub(super) type Attributes = [(&'static str, Option<String>)];
@@ -82,6 +82,11 @@ pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<S
     ]
 }
 
+/// Whether a status is of a group of two.
+pub(super) fn is_pair(status: &Map<String, Value>) -> bool {
+    status.get("can_split") == Some(&Value::Bool(true))
+}
+
 /// Whether a replica may leave its group now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Leave {
@@ -111,23 +116,31 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
         .collect();
     let others: Vec<_> = members.iter().filter(|it| it.id != id).collect();
     let silent = others.iter().find(|it| !it.answers());
-    // The other one of a pair goes on without a vote. The status of a pair names no voters.
-    let voters = leader.unwrap_or(own).ids("voters");
-    let needed = match (voters.len(), members.len()) {
-        (0, 2) => 1,
-        (0, count) => count / 2 + 1,
-        (count, _) => count / 2 + 1,
+    let knows = leader.unwrap_or(own);
+    let voters = knows.ids("voters");
+    // The other one of a pair goes on without a majority.
+    let needed = match is_pair(&own.more) {
+        true => 1,
+        false => voters.len() / 2 + 1,
     };
-    let votes = |id: u8| voters.is_empty() || voters.contains(&id);
-    let answering = others.iter().filter(|it| votes(it.id) && it.answers());
-    if votes(id) && answering.count() < needed {
+    let is_heard = |other: u8| {
+        let silent = knows.more.get("silences").and_then(Value::as_array);
+        let mut silent = silent.into_iter().flatten();
+        !silent.any(|it| it.get("id") == Some(&other.into()))
+    };
+    let votes = |it: &&&&ReplicaStatus| {
+        it.answers() && it.role != "recovering" && voters.contains(&it.id) && is_heard(it.id)
+    };
+    let has_left = others.iter().any(|it| it.ids("left").contains(&id));
+    if !has_left && voters.contains(&id) && others.iter().filter(votes).count() < needed {
         return Leave::Never(match silent {
             Some(silent) => format!(
                 "replica {} does not answer, and without replica {id} too the guest would stop: start that one first",
                 silent.id
             ),
             None => format!(
-                "the group has {} members, and without replica {id} the guest would stop: add one first",
+                "of the {} members too few would be left without replica {id}, and the guest would stop: `plover status` says \
+                 what they lack",
                 voters.len()
             ),
         });

@@ -22,7 +22,7 @@ use crate::capacity::{self, Place};
 use anyhow::{Result, bail};
 use plover_lab::control::DaemonStatus;
 use std::hash::{BuildHasher, RandomState};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 impl Instance {
     /// Keeps the attributes of members, and has the group replace one that is lost. All of it is tried again at the next
@@ -40,25 +40,32 @@ impl Instance {
     }
 
     fn keep_members(&self, own: &DaemonStatus) -> Result<()> {
+        let config = &self.config.group;
         let nodes = self.nodes()?;
         let memory_mib = capacity::of_replica(&self.config);
-        let place = |id: u8| Place { id, memory_mib };
+        let place = |id: u8| Place::of_member(id, memory_mib);
         let here = nodes.iter().find(|it| Some(&it.name) == self.node.as_ref());
         if let Some(here) = here {
             // The probe may have been one of a former release.
             self.tell_memory(here)?;
             let is_told = here.member == Some(place(own.id));
-            if !judge::waits(own) && belongs(own) && !is_told {
+            // One that has left and does not know it is not one more.
+            let members = nodes
+                .iter()
+                .filter(|it| it.member.is_some() && it.name != here.name);
+            let is_one_more = !here.is_of(own.id) && members.count() >= config.replica.len();
+            if !judge::waits(own) && belongs(own) && !is_told && !is_one_more {
                 self.write_member(&here.name, Some(place(own.id)))?;
             }
         }
         let told = Told::of(own);
-        // One that was cut off still leads, as far as it knows. The status of a pair names no voters.
-        if own.role != "leader" || !own.serving || told.voters.is_empty() {
+        // One that was cut off still leads, as far as it knows.
+        if own.role != "leader" || !own.serving || judge::is_pair(&own.more) {
             self.set_attributes(&[(judge::LACKS, None)]);
             return Ok(());
         }
-        let config = &self.config.group;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now_s = now.unwrap_or_default().as_secs();
         let group = Group {
             told,
             leader: own.id,
@@ -68,6 +75,7 @@ impl Instance {
                 size: config.replica.len(),
                 after_s: config.replace_after_s,
                 memory_mib,
+                now_s,
             },
         };
         self.set_attributes(&[(judge::LACKS, group.lacks())]);
@@ -80,7 +88,11 @@ impl Instance {
                 // it, the first one that looks again gives it back.
                 let random = RandomState::new().hash_one(id) % 1000;
                 std::thread::sleep(Duration::from_millis(random));
-                self.write_member(&node.name, Some(place(id)))
+                let given = Place {
+                    given_s: Some(now_s),
+                    ..place(id)
+                };
+                self.write_member(&node.name, Some(given))
             }
             Some(Step::Change(change)) => {
                 let asked = self.control().request(&change.request());

@@ -7,8 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// How long a spare host has for its replica to start and wait, once the lost member may be replaced. Then another one has its
-/// turn. A start may take 120 s.
+/// How long a spare host has for its replica to start and wait. Then another one gets the place. A start may take 120 s.
 const TURN_S: u64 = 180;
 
 /// The members, as a leader's status tells.
@@ -52,6 +51,8 @@ pub(super) struct Rules<'a> {
     pub after_s: u64,
     /// The memory that a replica takes.
     pub memory_mib: u64,
+    /// The time, in seconds since 1970.
+    pub now_s: u64,
 }
 
 /// What a leader's agent is to do now: one thing in each turn, since a monitor has its time, too.
@@ -97,24 +98,20 @@ impl<'a> Group<'a> {
         silences.filter(move |it| after_s > 0 && it.s >= after_s)
     }
 
-    /// The member that is to be replaced. Not one that was told to stop: who stopped it starts it again. Without its node it is
-    /// not known whether somebody works on that.
+    /// The member that is to be replaced. Not one that was told to stop: who stopped it starts it again. Nor one whose node is
+    /// there: it is about to start. Without its node it is not known whether somebody works on that.
     fn lost(&self) -> Option<&Silence> {
-        let is_gone = |id: u8| {
-            self.node_of(id)
-                .is_some_and(|it| !it.is_away && !it.answers)
-        };
+        let is_gone = |it: &Node| !it.is_away && !it.can_start;
+        let is_gone = |id: u8| self.node_of(id).is_some_and(is_gone);
         let is_other = |id: u8| id != self.leader && self.told.voters.contains(&id);
         let mut silent = self.silent();
         silent.find(|it| is_other(it.id) && !it.stopped && is_gone(it.id))
     }
 
-    /// The spare host that is to take a place, if one is needed and one can: that of the replica that waits for it. Before there is
-    /// one, they have their turns, in another order for each guest, so that those of one host go to several.
+    /// The spare host that is to take a place, if one is needed and one can: the one that has it, for as long as a start may take,
+    /// else another. Each guest asks them in an order of its own, so that the replicas of one lost host go to several.
     fn helper(&self) -> Option<&'a Node> {
-        let lost = self.lost().filter(|_| !self.is_short());
-        let after_s = self.rules.after_s;
-        let is_needed = self.is_short() && after_s > 0 || lost.is_some();
+        let is_needed = self.is_short() && self.rules.after_s > 0 || self.lost().is_some();
         if self.told.change.is_some() || !is_needed {
             return None;
         }
@@ -127,17 +124,18 @@ impl<'a> Group<'a> {
                 && it.has_room(self.rules.memory_mib)
         };
         let mut able: Vec<&Node> = self.nodes.iter().filter(can).collect();
-        if let Some(waits) = able.iter().find(|it| it.member.is_some() && it.waits()) {
-            return Some(waits);
-        }
         able.sort_by_cached_key(|it| {
             let mut hasher = DefaultHasher::new();
             (self.rules.guest, &it.name).hash(&mut hasher);
             hasher.finish()
         });
-        let turn = lost.map_or(0, |it| (it.s - after_s) / TURN_S);
-        let turn = turn as usize % able.len().max(1);
-        able.get(turn).copied()
+        let rank = |it: &&&Node| match it.member {
+            Some(_) if it.waits() => 0,
+            Some(place) if self.rules.now_s < place.given_s.unwrap_or(0) + TURN_S => 1,
+            None => 2,
+            Some(_) => 3,
+        };
+        able.iter().min_by_key(rank).copied()
     }
 
     /// What is to be done now, if anything.
@@ -153,6 +151,9 @@ impl<'a> Group<'a> {
         if let Some((node, id)) = restored {
             return Some(Step::Restore(node, id));
         }
+        if let Some(helper) = helper.filter(|it| it.member.is_none()) {
+            return Some(Step::Give(helper, helper.spare.as_ref()?.0));
+        }
         let belongs = |id: u8| self.told.voters.contains(&id) || newcomer == Some(id);
         let mut needless = self.nodes.iter().filter(|node| {
             let keeps = helper.is_some_and(|helper| helper.name == node.name);
@@ -162,9 +163,9 @@ impl<'a> Group<'a> {
             return Some(Step::TakeBack(node));
         }
         if let Some(id) = newcomer {
-            // It has begun, and was lost: another one can be added then. One that waits still cannot be reached, and
-            // `plover status` says what to look at.
-            let is_gone = |it: &Node| !it.is_away && !it.waits();
+            // It has begun, and was lost: another one can be added then. One that runs cannot be reached, and `plover status`
+            // says what to look at.
+            let is_gone = |it: &Node| !it.is_away && !it.answers;
             let is_lost =
                 self.silent().any(|it| it.id == id) && self.node_of(id).is_some_and(is_gone);
             let change = MemberChange {
@@ -173,17 +174,12 @@ impl<'a> Group<'a> {
             };
             return is_lost.then_some(Step::Change(change));
         }
-        let helper = helper?;
-        let (id, address) = helper.spare.clone()?;
-        if helper.member.is_none() {
-            return Some(Step::Give(helper, id));
-        }
+        let helper = helper.filter(|it| it.waits())?;
         let lost = self.lost().filter(|_| !self.is_short());
-        let change = MemberChange {
-            add: Some((id, address)),
+        Some(Step::Change(MemberChange {
+            add: helper.spare.clone(),
             remove: lost.map(|it| it.id),
-        };
-        helper.waits().then_some(Step::Change(change))
+        }))
     }
 
     /// Why the group has not all its members, if it is not being changed, in words for the operator.
@@ -209,19 +205,23 @@ impl<'a> Group<'a> {
         Some(format!("{what}: {then}"))
     }
 
-    /// A member that is silent and cannot be replaced.
+    /// A member that is silent and is not replaced.
     fn unclear(&self) -> Option<String> {
-        self.silent().find_map(|it| match self.node_of(it.id) {
-            Some(node) if node.answers => Some(format!(
-                "replica {} runs on {}, but the leader does not hear it",
-                it.id, node.name
-            )),
-            None if self.told.voters.contains(&it.id) && !it.stopped => Some(format!(
-                "replica {} is lost, and the cluster does not know its node: run `plover fleet apply` with its file",
+        let mut silent = self.silent();
+        let it = silent.find(|it| self.told.voters.contains(&it.id))?;
+        let Some(node) = self.node_of(it.id) else {
+            return Some(format!(
+                "replica {} is silent, and the cluster does not know its node: run `plover fleet apply` with its file",
                 it.id
-            )),
-            _ => None,
-        })
+            ));
+        };
+        let why = match node {
+            node if node.answers => "runs, but the leader does not hear it",
+            node if node.is_away => return None,
+            _ if it.stopped => "was told to stop, and is not replaced by itself",
+            _ => "does not run though its host is there",
+        };
+        Some(format!("replica {} on {} {why}", it.id, node.name))
     }
 }
 
@@ -229,8 +229,7 @@ impl<'a> Group<'a> {
 pub(super) fn belongs(own: &DaemonStatus) -> bool {
     let told = Told::of(own);
     let joins = told.change.is_some_and(|change| change.add == Some(own.id));
-    // The status of a pair names no voters: both stay.
-    let is_member = told.voters.is_empty() || told.voters.contains(&own.id);
+    let is_member = told.voters.contains(&own.id);
     joins || own.role != "recovering" && is_member
 }
 
@@ -245,10 +244,7 @@ mod tests {
         Node {
             name: name.into(),
             can_start: true,
-            member: member.map(|id| Place {
-                id,
-                memory_mib: 948,
-            }),
+            member: member.map(|id| Place::of_member(id, 948)),
             spare: spare.map(|id| (id, format!("192.0.2.1{id}:7700"))),
             ..Node::default()
         }
@@ -259,12 +255,17 @@ mod tests {
         size: 3,
         after_s: 600,
         memory_mib: 948,
+        now_s: 5000,
     };
 
     /// Three members and two spare hosts.
     fn cluster() -> Vec<Node> {
         vec![
-            node("alpha", Some(0), None),
+            // The host of the member that is lost in these tests.
+            Node {
+                can_start: false,
+                ..node("alpha", Some(0), None)
+            },
             node("beta", Some(1), None),
             node("gamma", Some(2), None),
             node("delta", None, Some(3)),
@@ -319,9 +320,17 @@ mod tests {
         json!({"silences": [{"id": 0, "s": s, "stopped": false}]})
     }
 
-    /// The member that was given a place on this node.
+    /// A spare replica was given a place on this node, a second ago.
     fn given(nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
-        with(nodes, at, |it| it.member = node("", Some(id), None).member)
+        given_at(4999, nodes, at, id)
+    }
+
+    fn given_at(s: u64, nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
+        let place = Place {
+            given_s: Some(s),
+            ..Place::of_member(id, 948)
+        };
+        with(nodes, at, |it| it.member = Some(place))
     }
 
     fn with_spare_waiting(nodes: Vec<Node>, at: usize, id: u8) -> Vec<Node> {
@@ -354,20 +363,19 @@ mod tests {
         let none = format!("none on {}", nodes[at].name);
         assert_eq!(step(&silent(3), &waits), none);
         assert_eq!(step(&json!({}), &waits), none);
-        // It does not come: the other one has its turn, and then it again.
-        assert_eq!(step(&silent(779), &given(cluster(), at, id)), "nothing");
-        assert_eq!(step(&silent(780), &given(cluster(), at, id)), none);
+        // It does not come: the other one gets the place, and then it has none any more.
         let (other_at, other) = (7 - at, 7 - id);
         let second = format!("{other} on {}", nodes[other_at].name);
-        assert_eq!(step(&silent(790), &cluster()), second);
-        assert_eq!(step(&silent(960), &cluster()), first);
-        let late = with_spare_waiting(cluster(), other_at, other);
-        let order = format!("add {other} at 192.0.2.1{other}:7700 remove 0");
-        assert_eq!(
-            step(&silent(960), &late),
-            order,
-            "it waits, whosever turn it is"
-        );
+        let in_time = given_at(4821, cluster(), at, id);
+        assert_eq!(step(&silent(780), &in_time), "nothing");
+        let late = given_at(4820, cluster(), at, id);
+        assert_eq!(step(&silent(780), &late), second);
+        let both = given_at(4990, late.clone(), other_at, other);
+        assert_eq!(step(&silent(790), &both), none);
+        let alone = with(late, other_at, |it| it.spare = None);
+        assert_eq!(step(&silent(780), &alone), "nothing", "there is no other");
+        let at_last = with(alone, at, |it| it.role = Some(judge::spare(id)));
+        assert_eq!(step(&silent(999), &at_last), order);
     }
 
     #[test]
@@ -385,6 +393,23 @@ mod tests {
     }
 
     #[test]
+    fn a_short_group_passes_over_a_spare_host_that_does_not_come() {
+        let short = json!({"voters": [1, 2], "left": [0]});
+        let nodes = || with(cluster(), 0, |it| it.member = None);
+        let first = step(&short, &nodes());
+        let (at, id) = if first == "3 on delta" {
+            (3, 3)
+        } else {
+            (4, 4)
+        };
+        let late = given_at(4820, nodes(), at, id);
+        assert_eq!(
+            step(&short, &late),
+            format!("{} on {}", 7 - id, late[7 - at].name)
+        );
+    }
+
+    #[test]
     fn a_member_is_not_replaced_while_somebody_works_on_it() {
         let standby = with(cluster(), 0, |it| it.is_away = true);
         assert_eq!(step(&silent(9000), &standby), "nothing");
@@ -393,10 +418,14 @@ mod tests {
         let unknown = &cluster()[1..];
         assert_eq!(step(&silent(9000), unknown), "nothing");
         assert!(lacks(&silent(9000), unknown).contains("does not know its node"));
-        // Its agent hears it, and the leader does not.
-        let answers = with(cluster(), 0, |it| it.answers = true);
-        assert_eq!(step(&silent(9000), &answers), "nothing");
-        assert!(lacks(&silent(9000), &answers).contains("replica 0 runs on alpha"));
+        assert!(lacks(&stopped, &cluster()).contains("alpha was told to stop"));
+        // Its host is back, and Pacemaker is about to start it.
+        let back = with(cluster(), 0, |it| it.can_start = true);
+        assert_eq!(step(&silent(9000), &back), "nothing");
+        let answers = with(back, 0, |it| it.answers = true);
+        assert!(
+            lacks(&silent(9000), &answers).contains("alpha runs, but the leader does not hear it")
+        );
         let never = Rules {
             after_s: 0,
             ..RULES
@@ -456,14 +485,16 @@ mod tests {
         assert_eq!(step(&under_way(600), &begun), "remove 3");
         let away = with(begun.clone(), 3, |it| it.is_away = true);
         assert_eq!(step(&under_way(600), &away), "nothing");
-        let waits = with_spare_waiting(cluster(), 3, 3);
+        let runs = with(begun.clone(), 3, |it| it.answers = true);
         assert_eq!(
-            step(&under_way(600), &waits),
+            step(&under_way(600), &runs),
             "nothing",
             "it cannot be reached"
         );
         let short = json!({"voters": [1, 2], "left": [0, 3]});
-        assert_eq!(step(&short, &begun), "none on alpha");
+        assert_eq!(step(&short, &begun), "4 on epsilon");
+        let next = given(begun, 4, 4);
+        assert_eq!(step(&short, &next), "none on alpha");
         let known = with(cluster(), 0, |it| it.member = None);
         assert_eq!(step(&short, &known), "4 on epsilon");
         assert_eq!(

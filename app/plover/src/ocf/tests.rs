@@ -59,15 +59,15 @@ fn replica(host: &TempDir, own: &Value, group: &[Value]) {
 }
 
 fn leader() -> Value {
-    json!({"id": 0, "role": "leader", "view": "1@r0", "isr": [0, 1], "protected": true, "holds_state": true})
+    json!({"id": 0, "role": "leader", "view": "1@r0", "isr": [0, 1], "protected": true, "holds_state": true, "voters": [0, 1, 2]})
 }
 
 fn secondary() -> Value {
-    json!({"id": 1, "role": "secondary", "view": "1@r0", "isr": [0, 1], "holds_state": true})
+    json!({"id": 1, "role": "secondary", "view": "1@r0", "isr": [0, 1], "holds_state": true, "voters": [0, 1, 2]})
 }
 
 fn witness() -> Value {
-    json!({"id": 2, "role": "witness", "view": "1@r0", "isr": [0, 1], "keeps_copy_of": 1})
+    json!({"id": 2, "role": "witness", "view": "1@r0", "isr": [0, 1], "keeps_copy_of": 1, "voters": [0, 1, 2]})
 }
 
 fn silent(id: u8) -> Value {
@@ -216,18 +216,48 @@ fn nobody_leaves_whom_the_guest_needs() {
     );
     assert!(matches!(leave(0, &[old, new, witness()]), Leave::Later(_)));
     // One of two goes on by itself, if it has the guest.
-    assert!(matches!(
-        leave(0, &[leader(), secondary()]),
-        Leave::Later(_)
-    ));
-    is_never(leave(0, &[alone, silent(1)]), "replica 1 does not answer");
+    let of_pair = |own: Value| {
+        with(
+            own,
+            &[("can_split", json!(true)), ("voters", json!([0, 1]))],
+        )
+    };
+    for id in [0, 1] {
+        let pair = [of_pair(leader()), of_pair(secondary())];
+        assert!(matches!(leave(id, &pair), Leave::Later(_)));
+    }
+    is_never(
+        leave(0, &[of_pair(alone), silent(1)]),
+        "replica 1 does not answer",
+    );
     // Two members of three are no pair.
-    let voters = ("voters", json!([0, 1]));
-    let short = [
-        with(leader(), std::slice::from_ref(&voters)),
-        with(secondary(), &[voters]),
-    ];
-    is_never(leave(1, &short), "the group has 2 members");
+    let of_two = |own: Value| with(own, &[("voters", json!([0, 1]))]);
+    is_never(
+        leave(1, &[of_two(leader()), of_two(secondary())]),
+        "of the 2 members too few",
+    );
+}
+
+#[test]
+fn a_replica_that_cannot_vote_or_is_not_heard_counts_for_nothing() {
+    let recovering = with(witness(), &[("role", json!("recovering"))]);
+    let few = "of the 3 members too few";
+    is_never(leave(1, &[leader(), secondary(), recovering]), few);
+    let silences = ("silences", json!([{"id": 2, "s": 1, "stopped": false}]));
+    let leader_hears_not = with(leader(), &[silences]);
+    is_never(leave(1, &[leader_hears_not, secondary(), witness()]), few);
+    // One that does not vote, since it joins, is not needed.
+    let joining = with(witness(), &[("id", json!(3)), ("role", json!("joining"))]);
+    let three = [leader(), secondary(), silent(2), joining];
+    assert_eq!(leave(3, &three), Leave::Now);
+}
+
+#[test]
+fn a_replica_that_was_replaced_leaves() {
+    let own = with(witness(), &[("id", json!(0)), ("voters", json!([0, 1, 2]))]);
+    let told = ("left", json!([0]));
+    let other = with(secondary(), &[told, ("voters", json!([1, 2, 3]))]);
+    assert_eq!(leave(0, &[own, other, silent(2)]), Leave::Now);
 }
 
 #[test]
