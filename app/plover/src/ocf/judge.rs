@@ -162,8 +162,8 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
              that it is protected; to stop the guest itself, run `plover shutdown` first"
         ));
     }
-    // Of two, nobody else could become secondary.
-    if is_pair(&own.more) && own.role == "secondary" {
+    // Two do not hand over: the other one goes on as after any loss.
+    if is_pair(&own.more) {
         return Leave::Now;
     }
     Leave::Later(format!("replica {id} still is {}", own.role))
