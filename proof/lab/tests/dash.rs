@@ -1,5 +1,5 @@
 //! `plover dash` beside real replicas, in a real browser: its figures are those of `plover status`, and what does not answer
-//! is shown as such. The same for the guests of a cluster, whose `crm_mon` is a script here.
+//! is shown as such. The same for the guests of a cluster, whose `crm_mon` and `cibadmin` are scripts here.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
@@ -158,12 +158,17 @@ fn instance(guest: &str, role: &str, protected: &str) -> (String, String) {
 #[test]
 fn the_page_shows_all_guests_of_a_cluster() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let (crm_mon, answer) = (folder.path().join("crm_mon"), folder.path().join("answer"));
-    std::fs::write(
-        &crm_mon,
-        format!("#!/bin/sh\nexec cat {}\n", answer.display()),
-    )?;
-    std::fs::set_permissions(&crm_mon, Permissions::from_mode(0o755))?;
+    let answer = folder.path().join("answer");
+    let script = |name: &str, prints: &str| -> Result<()> {
+        let script = folder.path().join(name);
+        std::fs::write(&script, format!("#!/bin/sh\n{prints}\n"))?;
+        Ok(std::fs::set_permissions(
+            &script,
+            Permissions::from_mode(0o755),
+        )?)
+    };
+    script("crm_mon", &format!("exec cat {}", answer.display()))?;
+    script("cibadmin", "echo '<cib/>'")?;
     let (clones, attributes): (String, String) = [
         instance("t-dash-archive", "leader", "yes"),
         instance("t-dash-mail", "leader", "no"),
