@@ -1,7 +1,7 @@
 //! A group of two under Pacemaker with fencing and a third node: when the network between the two fails, both answer clients, and
 //! one of them is powered off.
 //!
-//! It takes a minute, and needs the packages of `fleet.rs`:
+//! It takes two minutes, and needs the packages of `fleet.rs`:
 //! `cargo test --release -p plover-lab-proof fleet_pair:: -- --ignored --nocapture`
 
 use anyhow::{Context, Result, ensure};
@@ -21,7 +21,7 @@ const PATIENT: &str =
     "[group]\ntimeout_ms = 1000\nhypervisor_timeout_ms = 2000\n[guest]\naccel = \"tcg\"\n";
 
 #[test]
-#[ignore = "takes a minute, and needs packages: the command is at the head of this file"]
+#[ignore = "takes two minutes, and needs packages: the command is at the head of this file"]
 fn fencing_ends_the_split_of_a_pair() {
     let patient = overlay(PATIENT);
     let options = Options {
@@ -135,7 +135,7 @@ fn a_host_is_fenced(
     ensure!(cluster.is_to_be_fenced(cut), "{other} was fenced");
     ensure!(!cluster.is_to_be_fenced(other), "both are fenced");
     let both = both.context("the two did not both serve")?;
-    // What was set on the host is gone with its power, too.
+    // A host that is powered off loses its rules, too.
     rules("del")?;
     lab.fault(Fault::Heal, cut)?;
     lab.fault(Fault::Kill, cut)?;

@@ -34,7 +34,7 @@ pub struct Plan {
     members: Vec<Member>,
     /// Nodes that are to be known as spare hosts.
     spares: Vec<Spare>,
-    /// What nodes are known as, and are no more.
+    /// Attributes of nodes that are to go.
     former: Vec<Former>,
     /// Guests whose files do not name all members: guest, node, replica. Nothing of them is changed.
     outdated: Vec<(String, String, u8)>,

@@ -47,7 +47,8 @@ pub enum FleetCommand {
         /// Only show what would change.
         #[arg(long)]
         dry_run: bool,
-        /// The node at an address of [[group.replica]] or [[group.spare]], if corosync uses other addresses than the replicas. Once for each.
+        /// The node at an address of [[group.replica]] or [[group.spare]], if corosync uses other addresses than the replicas.
+        /// Once for each.
         #[arg(long = "node", value_name = "ADDRESS=NODE")]
         nodes: Vec<NodeOf>,
     },

@@ -66,26 +66,18 @@ fn with_all(guests: &[Guest]) -> String {
         let key = crate::capacity::of_member(&it.guest);
         (&it.node[..], key, it.place.to_string())
     });
+    let (resources, constraints): (String, String) = wanted
+        .iter()
+        .map(|it| (&it.resources[..], &it.constraints[..]))
+        .unzip();
     with_attributes(members)
         .replace(
             "<resources/>",
-            &format!(
-                "<resources>{}</resources>",
-                wanted
-                    .iter()
-                    .map(|it| &it.resources[..])
-                    .collect::<String>()
-            ),
+            &format!("<resources>{resources}</resources>"),
         )
         .replace(
             "<constraints/>",
-            &format!(
-                "<constraints>{}</constraints>",
-                wanted
-                    .iter()
-                    .map(|it| &it.constraints[..])
-                    .collect::<String>()
-            ),
+            &format!("<constraints>{constraints}</constraints>"),
         )
 }
 

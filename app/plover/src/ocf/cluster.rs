@@ -31,7 +31,7 @@ pub(super) struct Node {
     pub taken_mib: i64,
     /// The replica that may get a place there, and its address.
     pub spare: Option<(u8, String)>,
-    /// What the replica there says that it is, if it answers and the node is there.
+    /// The role of the replica there, as its agent has written it down.
     pub role: Option<String>,
     /// A replica of this guest answers there.
     pub answers: bool,

@@ -110,11 +110,10 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
     if is_off || status.guest_is_lost() || says(own, "waits_to_be_added") {
         return Leave::Now;
     }
-    let members = status.replicas.iter();
-    let members: Vec<_> = members
-        .filter(|it| !says(it, "waits_to_be_added"))
+    let others = status.replicas.iter();
+    let others: Vec<_> = others
+        .filter(|it| it.id != id && !says(it, "waits_to_be_added"))
         .collect();
-    let others: Vec<_> = members.iter().filter(|it| it.id != id).collect();
     let silent = others.iter().find(|it| !it.answers());
     let knows = leader.unwrap_or(own);
     let voters = knows.ids("voters");
@@ -128,7 +127,7 @@ pub(super) fn leave(status: &GroupStatus, id: u8) -> Leave {
         let mut silent = silent.into_iter().flatten();
         !silent.any(|it| it.get("id") == Some(&other.into()))
     };
-    let votes = |it: &&&&ReplicaStatus| {
+    let votes = |it: &&&ReplicaStatus| {
         it.answers() && it.role != "recovering" && voters.contains(&it.id) && is_heard(it.id)
     };
     let has_left = others.iter().any(|it| it.ids("left").contains(&id));

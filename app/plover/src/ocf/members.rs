@@ -96,10 +96,8 @@ impl Instance {
             }
             Some(Step::Change(change)) => {
                 let asked = self.control().request(&change.request());
-                let why =
-                    |error: &_| format!("the order to change the members was refused: {error}");
-                let told = asked.as_ref().err().map(why);
-                told.map_or(Ok(()), |why| {
+                asked.map(drop).or_else(|error| {
+                    let why = format!("the order to change the members was refused: {error}");
                     self.set_attributes(&[(judge::LACKS, Some(why.clone()))]);
                     bail!(why)
                 })

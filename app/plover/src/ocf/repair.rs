@@ -1,4 +1,4 @@
-//! What a group lacks, and the next step on the way to a whole one.
+//! The next step towards a whole group, and words for the operator while there is none.
 
 #[cfg(test)]
 mod tests;
@@ -58,7 +58,7 @@ pub(super) struct Rules<'a> {
     pub now_s: u64,
 }
 
-/// What a leader's agent is to do now: one thing in each turn, since a monitor has its time, too.
+/// The next thing that a leader's agent does: one in each turn, since a monitor has its time, too.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step<'a> {
     /// The node of a member, or of the one that is being added, is not written down.
@@ -141,7 +141,7 @@ impl<'a> Group<'a> {
         able.iter().min_by_key(rank).copied()
     }
 
-    /// What is to be done now, if anything.
+    /// The next step, if there is one.
     pub fn next(&self) -> Option<Step<'a>> {
         let (helper, newcomer) = (self.helper(), self.newcomer());
         let mut belonging = self.told.voters.iter().copied().chain(newcomer);
@@ -190,8 +190,7 @@ impl<'a> Group<'a> {
         if self.told.change.is_some() {
             return None;
         }
-        let (what, after_s) = (self.lost(), self.rules.after_s);
-        let what = match what {
+        let what = match self.lost() {
             _ if self.is_short() => format!(
                 "the group has {} members of {}",
                 self.told.voters.len(),
@@ -202,7 +201,7 @@ impl<'a> Group<'a> {
         };
         let then = match self.helper() {
             Some(helper) => format!("{} gets the place", helper.name),
-            None if after_s == 0 => "add one by hand".into(),
+            None if self.rules.after_s == 0 => "add one by hand".into(),
             None => "no spare host is there that has room and can start one".into(),
         };
         Some(format!("{what}: {then}"))

@@ -42,7 +42,7 @@ fn with(mut nodes: Vec<Node>, at: usize, change: impl Fn(&mut Node)) -> Vec<Node
     nodes
 }
 
-/// What the agent of the leader 1 of members 0, 1 and 2 does, with these fields in its status.
+/// The step of the agent of the leader 1 of members 0, 1 and 2, with these fields in its status.
 fn step(fields: &Value, nodes: &[Node]) -> String {
     step_by(fields, nodes, RULES)
 }
