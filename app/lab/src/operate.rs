@@ -1,9 +1,10 @@
 //! An operator's orders: switch over, drain, undrain; and to the guest: start, shut down, reboot, reset, pause. The same for a lab and for hosts in earnest: every
 //! replica's control socket takes these requests, and sends on those that are for the leader.
 
-use crate::control::Control;
+use crate::control::{Control, ControlError};
 use crate::status::{GroupStatus, ReplicaStatus};
 use anyhow::{Result, bail};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -122,6 +123,23 @@ fn what_holds(status: &GroupStatus, id: u8) -> String {
 pub fn undrain(control: &Control) -> Result<u8> {
     control.request(&json!({"op": "undrain"}))?;
     Ok(control.status()?.id)
+}
+
+/// This host's clock, which goes on while it is suspended.
+pub fn boot_time() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Tells the replica behind `control` that the other one of two is off, as was seen when [`boot_time`] was `seen_at`.
+///
+/// # Errors
+/// It does not answer; or it refuses, since its group waits for no such word, or has just heard that replica.
+pub fn peer_is_off(control: &Control, id: u8, seen_at: Duration) -> Result<(), ControlError> {
+    let seen_at_us = seen_at.as_micros() as u64;
+    control
+        .request(&json!({"op": "peer_off", "id": id, "seen_at_us": seen_at_us}))
+        .map(drop)
 }
 
 /// A change of the members of a group.

@@ -204,6 +204,11 @@ impl ReplicaStatus {
         says(&self.more, "holds_state")
     }
 
+    /// The other one of two replicas, if it says that it waits until that one is heard or known to be off.
+    fn awaits_off(&self) -> Option<u8> {
+        self.more.get("awaits_off")?.as_u64()?.try_into().ok()
+    }
+
     /// Whether it says that two replicas of its group may lead at once.
     fn can_split(&self) -> bool {
         says(&self.more, "can_split")

@@ -180,6 +180,17 @@ pub enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// Say that the host of the other one of two replicas is off, so that this one goes on alone (`group.fencing`).
+    ///
+    /// Pacemaker says it by itself where it fences. Say it only after you have made sure that this host is off, or that no
+    /// process of the replica runs there: if it still serves, both do, and what one of them has answered is lost.
+    #[command(after_help = "Example:\n  plover confirm-off 1 --run-dir /run/plover/shop-db")]
+    ConfirmOff {
+        /// The replica that is off.
+        id: u8,
+        #[command(flatten)]
+        at: At,
+    },
     /// Read the configuration file of this host's replica again, while it runs.
     ///
     /// Says of each key that has changed when it takes effect: at once, when this host's service is started again, or when

@@ -125,6 +125,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         } => dash::run(&configs, fleet, listen),
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
+        cli::Command::ConfirmOff { id, at } => operate::confirm_off(&at.control()?, id),
         cli::Command::Undrain { at } => operate::undrain(&at.control()?),
         cli::Command::Reload { dry_run, json, at } => reload::run(&at.control()?, dry_run, json),
         cli::Command::Disk { command } => operate::grow_disk(&command),

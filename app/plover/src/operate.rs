@@ -109,6 +109,14 @@ pub fn undrain(control: &Control) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+pub fn confirm_off(control: &Control, id: u8) -> Result<ExitCode> {
+    operate::peer_is_off(control, id, operate::boot_time())?;
+    output::line(format_args!(
+        "replica {id} is taken to be off: this one goes on without it"
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
     let (how, new, old) = match command {
         MemberCommand::Replace { old, new, how } => (how, Some(new), Some(*old)),

@@ -88,7 +88,7 @@ fn table() -> String {
     let of_pairs: Vec<&str> = of_pairs.map(|preset| preset.name).collect();
     let _ = writeln!(
         text,
-        "with two replicas, which can split: {}",
+        "with two replicas, which can split: {}; with group.fencing all",
         of_pairs.join(", ")
     );
     let _ = writeln!(text, "{} is the default", DEFAULT.name);
@@ -128,7 +128,7 @@ fn describe(preset: &Preset) -> String {
     }
     let replicas = match policy.check_pair() {
         Ok(()) => "two, which can split, or three",
-        Err(_) => "three",
+        Err(_) => "two with group.fencing, or three",
     };
     let _ = writeln!(text, "  {:<10} {replicas}", "replicas");
     if let Err(error) = policy.check() {

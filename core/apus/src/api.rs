@@ -38,6 +38,15 @@ pub enum Event<'a> {
     /// knows it from that host. A report that is late, repeated or of an older process is ignored;
     /// one of a process that still runs breaks the lease.
     ProcessDied(Incarnation),
+    /// The other one of a pair with [`Config::fencing`](crate::Config::fencing) runs no more: its host was powered off, or its
+    /// process has ended. Ignored in other groups, and if it had not been silent for a timeout at `seen_at`, for then
+    /// another process may run. A report that is ignored, or lost, is to be repeated while it is true.
+    PeerOff {
+        /// The other one.
+        peer: ReplicaId,
+        /// When the caller began to look, by the clock of this replica.
+        seen_at: Micros,
+    },
     /// Stable storage holds this state of [`Command::PersistState`].
     StatePersisted(DurableState),
     /// Stable storage holds every entry up to this viewstamp (disk mode only). The caller does not
@@ -228,6 +237,8 @@ pub struct Status {
     /// One of a pair was stopped for so long that the other may have gone on alone, and has not
     /// learned yet that it did not: it may not lead.
     pub doubts: bool,
+    /// The other one of a pair with fencing: it is silent, and this replica waits until it is heard or known to be off.
+    pub awaits_off: Option<ReplicaId>,
     /// The group's version, 0 if it has named none.
     pub version: u8,
     /// Messages that were refused: they did not decode, contradicted the log, or no correct replica sends them.

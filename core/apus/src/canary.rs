@@ -57,6 +57,12 @@ pub enum Canary {
     /// A replica does not listen to what others tell of their versions.
     #[cfg(feature = "canary")]
     DeafToVersions,
+    /// One of a pair with fencing goes on alone before the other one is known to be off.
+    #[cfg(feature = "canary")]
+    NeverFence,
+    /// One of a pair with fencing takes an old report that the other one is off for news.
+    #[cfg(feature = "canary")]
+    OldFencing,
     /// A leader of a pair takes its own standstill for the other's silence.
     #[cfg(feature = "canary")]
     ClockAlone,

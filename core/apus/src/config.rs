@@ -35,6 +35,10 @@ pub struct Config {
     /// silent, and a cut between them makes two leaders (docs/decisions/0018). Needs a guest and
     /// exactly two members.
     pub pair: bool,
+    /// Neither of a pair goes on alone before the other one is known to be off
+    /// ([`Event::PeerOff`](crate::Event::PeerOff)), so a cut makes no two leaders
+    /// (docs/decisions/0079).
+    pub fencing: bool,
     /// The leader of four or more voters sends an entry at once only to as many backups as a
     /// majority needs, and to the others within an eighth of a heartbeat. An entry costs less work,
     /// and has fewer copies at first.

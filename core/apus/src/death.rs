@@ -27,7 +27,7 @@
 //!
 //! A candidate names the dead leader in its `PreVote`: the report may not have reached every voter.
 //!
-//! In a pair the leader ignores such reports. Its partner may have taken over before it died, and
+//! In a pair without fencing the leader ignores such reports. Its partner may have taken over before it died, and
 //! only unanswered heartbeats tell the leader that it did not (`pair`).
 
 use crate::canary::canary;
@@ -115,6 +115,16 @@ impl Apus {
             |known: Incarnation| known == process || any_number && known.replica == process.replica;
         if let Role::Leading(leadership) = &mut self.role {
             let peer = leadership.peers.get_mut(&process.replica);
+            if self.config.fencing {
+                let known = peer
+                    .and_then(|peer| peer.answered_by())
+                    .filter(|it| is_meant(*it));
+                if known.is_some() {
+                    self.heard.dead = known;
+                    self.other_is_off(now, process.replica, out);
+                }
+                return;
+            }
             let meant = peer.filter(|peer| {
                 peer.is_alive() && peer.answered_by().is_some_and(is_meant) && !self.config.pair
             });

@@ -35,6 +35,7 @@ impl Apus {
         if let Err(why) = self.check_round(now, from, message.round()) {
             return self.refuse(from, why, out);
         }
+        self.other_is_heard(now);
         let known = self.round_max;
         self.take(now, from, (message, entries), out);
         self.raised.note(from, self.round_max - known);

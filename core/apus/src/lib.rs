@@ -19,6 +19,7 @@
 //!     first_leader: ReplicaId(0),
 //!     any_voter_stands: true,
 //!     pair: false,
+//!     fencing: false,
 //!     quorum_selection: false,
 //!     newest_version: plover_types::wire::WIRE_VERSION,
 //!     heartbeat: Micros::from_ms(20),
@@ -188,6 +189,7 @@ pub struct Apus {
     /// See [`Apus::set_abstains`].
     abstains: bool,
     heard: Heard,
+    other: pair::Other,
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
@@ -218,6 +220,7 @@ impl Apus {
             Event::Link { peer, up } => self.link(now, peer, up, out),
             Event::Received { from, bytes } => self.received(now, from, bytes, out),
             Event::ProcessDied(process) => self.process_died(now, process, out),
+            Event::PeerOff { peer, seen_at } => self.peer_is_off(now, peer, seen_at, out),
             Event::StatePersisted(state) => self.state_persisted(now, state, out),
             Event::EntriesPersisted(viewstamp) => {
                 self.log.mark_stable(viewstamp);
@@ -325,6 +328,7 @@ impl Apus {
             suspected_after: self.suspected_after(),
             version: self.version(),
             doubts: self.recovery.doubt.is_some(),
+            awaits_off: self.awaits_off(),
             rejected: self.rejected,
         }
     }

@@ -31,7 +31,24 @@
 //!   nor counts as holding the guest until the leader has told it where its log ends, and it has
 //!   all of that. If that leader is gone, too, both have failed at once, and none serves.
 //!
+//! # With fencing
+//!
+//! Silence is no proof. With [`Config::fencing`](crate::Config::fencing) both places of the picture at which one of the two goes
+//! on alone wait for a proof that the other one runs no more, and then neither cuts nor standstills make two leaders:
+//!
+//! ```text
+//!   PeerOff         who powers hosts off, or ends processes, says that it is off
+//!   ProcessDied     its host says that the process has ended
+//!   Recovery        its next process asks where the group stands (a backup's leader)
+//! ```
+//!
+//! A proof counts until the other one is heard again: then it is another process, which holds no guest. For the same reason
+//! a report counts only if the other one had been silent for a timeout when the caller began to look. No clock matters
+//! any more, so nobody doubts: one that was stopped has not been succeeded, or it would have been ended.
+//!
 //! # After a cut
+//!
+//! With fencing, one of the two waits until it hears the other one again, or is ended. Without:
 //!
 //! Both lead. The replica that took over leads the higher view, and its log is of a newer generation.
 //! When the two hear of each other, the other one drops its log and guest, as of any older generation
@@ -44,7 +61,7 @@ use crate::leading::Leadership;
 use crate::peers::Peer;
 use crate::recovery::Recovery;
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, View};
+use plover_types::{Incarnation, Index, Micros, ReplicaId, View};
 use std::collections::BTreeMap;
 
 /// After so many heartbeats without a message a leader counts as silent.
@@ -57,6 +74,15 @@ pub(crate) struct Doubt {
     since: Micros,
     /// A backup's doubt ends when it has the log of the leader of this view up to here.
     until: Option<(View, Index)>,
+}
+
+/// The other one of a pair with fencing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Other {
+    /// When something came from it last.
+    heard_at: Micros,
+    /// It is known to run no more, and nothing has come from it since.
+    is_off: bool,
 }
 
 impl Recovery {
@@ -75,7 +101,12 @@ impl Apus {
         let (id, peer) = leadership.peers.iter().next()?;
         let took_over = self.generation == self.promised;
         let changes = self.log.in_sync_at() > self.log.commit();
-        let asked = changes && !peer.is_dead() && (peer.is_alive() || !took_over);
+        let asks = match peer.liveness() {
+            Some(true) => true,
+            Some(false) => self.config.fencing && !self.is_off(),
+            None => !took_over,
+        };
+        let asked = changes && asks;
         (in_sync.contains(*id) || asked).then_some(peer)
     }
 
@@ -109,7 +140,8 @@ impl Apus {
     pub(crate) fn wake(&mut self, now: Micros) {
         let slept_since = std::mem::replace(&mut self.awake_at, now);
         let slept = now.since(slept_since) >= self.config.timeout;
-        if slept && self.config.pair && self.holds_state && self.heard_other_until(slept_since) {
+        let may_doubt = self.config.pair && !self.config.fencing && self.holds_state;
+        if slept && may_doubt && self.heard_other_until(slept_since) {
             self.recovery.doubt = Some(Doubt {
                 since: now,
                 until: None,
@@ -162,6 +194,83 @@ impl Apus {
         if until.is_some_and(|(view, last)| view == self.promised && follower.matched >= last) {
             self.recovery.doubt = None;
         }
+    }
+
+    /// The other one of a pair with fencing that is silent, if this replica would go on were it known to be off.
+    pub(crate) fn awaits_off(&self) -> Option<ReplicaId> {
+        let waits = match &self.role {
+            Role::Leading(leadership) => self.partner(leadership).is_some_and(Peer::is_dead),
+            Role::PreVoting(_) => self.has_state() && self.is_eligible() && !self.may_go_alone(),
+            _ => false,
+        };
+        let other = self.others().iter().next();
+        other.filter(|_| self.config.fencing && waits)
+    }
+
+    /// From when on the other one of a pair has been silent for a timeout, unless it is heard until then. A report that it is
+    /// off ([`Event::PeerOff`](crate::Event::PeerOff)) is ignored if it was seen earlier.
+    pub fn silent_from(&self) -> Micros {
+        self.other.heard_at + self.config.timeout
+    }
+
+    fn is_off(&self) -> bool {
+        self.other.is_off || canary!(self.config, NeverFence)
+    }
+
+    /// Something has come from the other replica.
+    pub(crate) fn other_is_heard(&mut self, now: Micros) {
+        self.other = Other {
+            heard_at: now,
+            is_off: false,
+        };
+    }
+
+    /// The other one of a pair runs no more, as somebody knows who began to look at `seen_at`. What comes from it
+    /// all the same is heard: the report may have been wrong.
+    pub(crate) fn peer_is_off(
+        &mut self,
+        now: Micros,
+        peer: ReplicaId,
+        seen_at: Micros,
+        out: &mut Vec<Command>,
+    ) {
+        let is_old = seen_at < self.silent_from() && !canary!(self.config, OldFencing);
+        if self.config.fencing && peer != self.config.me && !is_old {
+            self.other_is_off(now, peer, out);
+        }
+    }
+
+    /// The other one of a pair with fencing runs no more. A backup has perhaps waited for that.
+    pub(crate) fn other_is_off(&mut self, now: Micros, peer: ReplicaId, out: &mut Vec<Command>) {
+        self.other.is_off = true;
+        if let Role::Leading(leadership) = &mut self.role {
+            let backup = leadership.peers.get_mut(&peer);
+            if let Some(backup) = backup.filter(|it| !it.is_dead()) {
+                backup.dead();
+                out.push(Command::PeerAlive { peer, alive: false });
+            }
+        }
+        self.advance_commit(now, out);
+    }
+
+    /// A process of `peer` asks where the group stands. If it is not the leader's that was heard last, that one has ended:
+    /// no two processes run for a replica at once.
+    pub(crate) fn leader_has_restarted(
+        &mut self,
+        now: Micros,
+        process: Incarnation,
+        out: &mut Vec<Command>,
+    ) {
+        let last = self.heard.from.filter(|it| it.replica == process.replica);
+        if let Some(ended) = last.filter(|it| self.config.fencing && *it != process) {
+            self.process_died(now, ended, out);
+        }
+    }
+
+    /// Whether a backup of a pair may lead without the other's vote.
+    pub(crate) fn may_go_alone(&self) -> bool {
+        let is_proven = self.is_off() || self.heard.leader_is_dead();
+        self.config.pair && (is_proven || !self.config.fencing)
     }
 
     /// A pre-vote in a pair had no answer: goes on alone, if the log allows it.

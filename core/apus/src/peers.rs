@@ -184,6 +184,11 @@ impl Peer {
         self.alive == Some(true)
     }
 
+    /// Whether it answers; none before it has answered or been taken for dead in this view.
+    pub(crate) fn liveness(&self) -> Option<bool> {
+        self.alive
+    }
+
     /// Whether it has been taken for dead and not been heard since.
     pub(crate) fn is_dead(&self) -> bool {
         self.alive == Some(false)

@@ -145,7 +145,7 @@ impl Apus {
             }
         } else if now >= pre_vote.repeat_at {
             pre_vote.repeat_at = now + heartbeat;
-            if self.config.pair && self.may_stand(now) {
+            if self.may_go_alone() && self.may_stand(now) {
                 self.go_alone(now, out);
             } else {
                 self.repeat_to_all(out);

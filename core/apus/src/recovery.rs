@@ -35,7 +35,7 @@ use crate::message::{Empty, Message, Request, Response, Standing};
 use crate::pair::Doubt;
 use crate::{Apus, Role};
 use crate::{Command, Config, Configuration, Durability, Members, Start};
-use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Incarnation, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// The state of a replica's recovery.
@@ -213,6 +213,11 @@ impl Apus {
         };
         self.send(from, &Message::RecoveryResponse(response), out);
         self.resend_from_its_end(now, from, &request, out);
+        let process = Incarnation {
+            replica: from,
+            number: request.incarnation,
+        };
+        self.leader_has_restarted(now, process, out);
     }
 
     fn standing(&self) -> Standing {

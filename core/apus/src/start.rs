@@ -5,6 +5,7 @@ use crate::death::Heard;
 use crate::following::{Acked, Follower};
 use crate::log::Log;
 use crate::milestone::Milestones;
+use crate::pair::Other;
 use crate::pool::Pool;
 use crate::recovery::Recovery;
 use crate::rounds::Raised;
@@ -60,6 +61,7 @@ impl Apus {
             expects_state: false,
             abstains: false,
             heard: Heard::new(now, config.timeout),
+            other: Other::default(),
             election_at: now,
             stood_down: None,
             told_members: None,
@@ -94,6 +96,7 @@ fn check(config: &Config) {
         !config.pair || (members.len() == 2 && !config.any_voter_stands),
         "a pair has two members and a guest"
     );
+    assert!(config.pair || !config.fencing, "only a pair needs fencing");
     assert!(
         config.heartbeat > Micros::ZERO,
         "no time between heartbeats"

@@ -141,9 +141,10 @@ fn a_leader_is_told_of_a_dead_backup() {
 /// dead partner still counts heartbeats.
 #[test]
 fn in_a_pair_only_the_backup_believes_reports() {
-    let pair = || {
+    let pair = |fencing| {
         let configs = (0..2).map(|me| Config {
             pair: true,
+            fencing,
             ..config(me, 2, Durability::Memory)
         });
         let mut group = Group::of(configs.collect());
@@ -153,17 +154,24 @@ fn in_a_pair_only_the_backup_believes_reports() {
         group.other.clear();
         group
     };
-    let mut group = pair();
+    let mut group = pair(false);
     let dead = process(&group, 0);
     group.crash(0);
     report(&mut group, 1, dead);
     group.run(Micros(2 * HEARTBEAT.0));
     assert_eq!(group.leader(), Some(1));
-    let mut group = pair();
+    let mut group = pair(false);
     let dead = process(&group, 1);
     group.crash(1);
     report(&mut group, 0, dead);
     assert_eq!(group.liveness(0), []);
     group.run(LONG);
     assert_eq!(group.liveness(0), [(1, false)]);
+    // With fencing nobody takes over from a leader that lives.
+    let mut group = pair(true);
+    let dead = process(&group, 1);
+    group.crash(1);
+    report(&mut group, 0, dead);
+    assert_eq!(group.liveness(0), [(1, false)]);
+    group.in_sync(&[0]);
 }

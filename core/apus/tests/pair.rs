@@ -2,7 +2,7 @@
 
 use crate::group::{Group, HEARTBEAT, TIMEOUT, config, set};
 use apus::{Command, Config, Durability, EntryKind, Event, Phase};
-use plover_types::{Index, Micros};
+use plover_types::{Index, Micros, ReplicaId};
 
 /// Replica 0 leads, and both are in sync.
 fn pair_with(durability: Durability) -> Group {
@@ -228,4 +228,103 @@ fn a_stall_after_the_leader_fell_silent_is_no_doubt() {
     group.now = group.now + TIMEOUT;
     run_cut(&mut group, LONG, &[1]);
     assert!(leads(&group, 1));
+}
+
+/// Neither goes on before the other one is known to be off.
+fn fenced() -> Group {
+    let config = |me| Config {
+        pair: true,
+        fencing: true,
+        ..config(me, 2, Durability::Memory)
+    };
+    let mut group = Group::of(vec![config(0), config(1)]);
+    group.cores[1].set_holds_state(true);
+    group
+        .propose(EntryKind::InSync(set(&[0, 1])), 0)
+        .expect("the leader proposes");
+    run(&mut group, BRIEF, &[0, 1]);
+    group
+}
+
+/// `to` is told that the other one is off, as was seen at `seen_at`.
+fn said_off(group: &mut Group, to: usize, seen_at: Micros) {
+    let peer = ReplicaId(1 - to as u8);
+    group.apply(to, Event::PeerOff { peer, seen_at });
+}
+
+#[test]
+fn with_fencing_a_cut_makes_no_two_leaders() {
+    let mut group = fenced();
+    run_cut(&mut group, LONG, &[0, 1]);
+    assert!(leads(&group, 0) && !leads(&group, 1));
+    drop_partner(&mut group);
+    let later = group.app(10);
+    run_cut(&mut group, LONG, &[0, 1]);
+    assert!(group.commit(0) < later, "its partner may take over");
+    assert!(group.cores[0].lease_until() < group.now);
+    assert_eq!(group.status(0).awaits_off, Some(ReplicaId(1)));
+    assert_eq!(group.status(1).awaits_off, Some(ReplicaId(0)));
+    group.wire.clear();
+    run(&mut group, LONG, &[0, 1]);
+    assert!(group.commit(0) >= later, "the cut has ended");
+    assert_eq!(group.status(0).awaits_off, None);
+}
+
+#[test]
+fn with_fencing_the_one_goes_on_when_the_other_is_off() {
+    let mut group = fenced();
+    let known = group.app(100);
+    run(&mut group, BRIEF, &[0, 1]);
+    run_cut(&mut group, LONG, &[1]);
+    assert!(!leads(&group, 1));
+    let now = group.now;
+    said_off(&mut group, 1, now);
+    run_cut(&mut group, LONG, &[1]);
+    assert!(leads(&group, 1) && group.delivered_at(1).contains(&known.0));
+
+    let mut group = fenced();
+    run_cut(&mut group, LONG, &[0]);
+    drop_partner(&mut group);
+    let later = group.app(10);
+    let now = group.now;
+    said_off(&mut group, 0, now);
+    assert_eq!(group.commit(0), later);
+    assert_eq!(group.cores[0].lease_until(), Micros::NEVER);
+}
+
+/// What was seen before the other one had been silent for a timeout may be of its last process.
+#[test]
+fn with_fencing_old_news_counts_for_nothing() {
+    let mut group = fenced();
+    let seen_at = group.cores[1].silent_from();
+    run(&mut group, LONG, &[0, 1]);
+    run_cut(&mut group, LONG, &[1]);
+    said_off(&mut group, 1, seen_at);
+    run_cut(&mut group, LONG, &[1]);
+    assert!(!leads(&group, 1));
+}
+
+/// A leader that has started again is another process, which holds nothing.
+#[test]
+fn with_fencing_a_leader_that_has_started_again_is_succeeded() {
+    let mut group = fenced();
+    group.restart(0);
+    run(&mut group, LONG, &[0, 1]);
+    assert!(leads(&group, 1));
+}
+
+/// One that was stopped has not been succeeded: it leads on without a doubt.
+#[test]
+fn with_fencing_nobody_doubts() {
+    let mut group = fenced();
+    run(&mut group, Micros(LONG.0 * 4), &[1]);
+    assert!(!leads(&group, 1));
+    group.now = group.now + TIMEOUT;
+    group.apply(0, Event::Tick);
+    assert!(!group.status(0).doubts);
+    run(&mut group, BRIEF, &[0, 1]);
+    assert!(leads(&group, 0));
+    let later = group.app(10);
+    run(&mut group, BRIEF, &[0, 1]);
+    assert_eq!(group.commit(0), later);
 }

@@ -107,7 +107,7 @@ pub enum PolicyError {
     #[error(
         "{axis} needs a third replica as witness: one order of all inputs is agreed by a majority, and \
          two that go on without each other have none; with two use remus-25, remus-100, \
-         adaptive-remus or colo"
+         adaptive-remus or colo, or let them wait for each other's end (group.fencing)"
     )]
     NeedsThird {
         /// The axis and its choice.

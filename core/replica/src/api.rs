@@ -42,6 +42,13 @@ pub enum Event {
     },
     /// This process of a peer has died on a host that lives ([`apus::Event::ProcessDied`]).
     ProcessDied(Incarnation),
+    /// The other one of a pair runs no more ([`apus::Event::PeerOff`]).
+    PeerOff {
+        /// The other one.
+        peer: ReplicaId,
+        /// When the caller began to look, by the clock of this replica.
+        seen_at: Micros,
+    },
     /// A peer wrote a record into our ring.
     Received {
         /// The peer.

@@ -49,6 +49,12 @@ pub enum Canary {
     /// A secondary of a pair that was stopped for long trusts its guest as before.
     #[cfg(feature = "canary")]
     NeverDoubt,
+    /// One of a pair with fencing goes on alone before the other one is known to be off.
+    #[cfg(feature = "canary")]
+    NeverFence,
+    /// One of a pair with fencing takes an old report that the other one is off for news.
+    #[cfg(feature = "canary")]
+    OldFencing,
     /// A leader of a pair takes its own standstill for the secondary's silence.
     #[cfg(feature = "canary")]
     ClockAlone,
@@ -104,6 +110,10 @@ impl Canary {
             Self::TrustOldGeneration => ConsensusCanary::TrustOldGeneration,
             #[cfg(feature = "canary")]
             Self::NeverDoubt => ConsensusCanary::NeverDoubt,
+            #[cfg(feature = "canary")]
+            Self::NeverFence => ConsensusCanary::NeverFence,
+            #[cfg(feature = "canary")]
+            Self::OldFencing => ConsensusCanary::OldFencing,
             #[cfg(feature = "canary")]
             Self::ClockAlone => ConsensusCanary::ClockAlone,
             #[cfg(feature = "canary")]

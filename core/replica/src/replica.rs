@@ -43,6 +43,7 @@ impl Replica {
             first_leader: config.first_leader,
             any_voter_stands: false,
             pair: config.pair,
+            fencing: config.fencing,
             quorum_selection: false,
             newest_version: config.newest_version,
             heartbeat: config.heartbeat,
@@ -131,6 +132,9 @@ impl Replica {
                     cx.note(Note::DeathReported { peer });
                 }
                 cx.consensus(apus::Event::ProcessDied(process));
+            }
+            Event::PeerOff { peer, seen_at } => {
+                cx.consensus(apus::Event::PeerOff { peer, seen_at });
             }
             Event::Speaks { peer, versions } => {
                 self.cx.consensus(apus::Event::Speaks { peer, versions });
@@ -264,7 +268,7 @@ impl Replica {
         if self.cx.group.leader == Some(id) {
             self.correct_leader();
             self.abort_follow("the link to the leader broke");
-            if self.role() == Role::Joining {
+            if self.role() == Role::Joining && !self.counts_once_loaded() {
                 self.leave_join();
             }
         }

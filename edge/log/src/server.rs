@@ -148,6 +148,7 @@ impl<M: StateMachine> Server<M> {
             first_leader: config.first_leader(),
             any_voter_stands: true,
             pair: false,
+            fencing: false,
             quorum_selection: true,
             newest_version: WIRE_VERSION,
             heartbeat: config.heartbeat,

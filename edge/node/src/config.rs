@@ -148,9 +148,14 @@ pub struct GroupConfig {
     /// without keys needs this line, unless all its addresses are loopback addresses.
     #[serde(default)]
     pub plaintext: bool,
+    /// Two replicas only: neither goes on without the other one before that one's host or process is known to be off. Then a
+    /// cut between them makes no two guests, and all policies are allowed. It takes a cluster that fences, or an operator
+    /// (`plover confirm-off`).
+    #[serde(default)]
+    pub fencing: bool,
     /// `[[group.replica]]`: all replicas, this one included. Once hosts were replaced (`plover member`) the group's log
     /// says who they are, and a file that differs is only reported. Three, or 5, 7 or 9. One alone runs the guest
-    /// unreplicated. Two have no witness: each goes on without the other, so a cut between them makes
+    /// unreplicated. Two have no witness: without `fencing` each goes on without the other, so a cut between them makes
     /// two guests that both answer clients; policies that order all inputs refuse it.
     pub replica: Vec<PeerConfig>,
     /// `[[group.spare]]`: hosts that may take the place of a member. A replica that is named here waits to be added: by
@@ -490,9 +495,14 @@ impl ReplicaConfig {
         Ok(ConfigFile::load(path)?.config)
     }
 
-    /// Whether two replicas may lead at once after a cut: a group of two has no third replica to decide.
-    pub(crate) fn can_split(&self) -> bool {
+    /// Whether this is a group of two, which has no third replica to decide.
+    pub(crate) fn is_pair(&self) -> bool {
         self.members().len() == 2
+    }
+
+    /// Whether two replicas may lead at once after a cut.
+    pub(crate) fn can_split(&self) -> bool {
+        self.is_pair() && !self.group.fencing
     }
 
     pub(crate) fn members(&self) -> ReplicaSet {

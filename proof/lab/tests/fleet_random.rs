@@ -220,6 +220,11 @@ impl Fleet<'_> {
             }
             Event::Upgraded => {
                 self.say("all hosts are upgraded".into());
+                // It may be the host that was lost before.
+                self.wait("the host that upgrades has joined", |it| {
+                    let shown = it.shown(elsewhere);
+                    Ok(NODES.iter().all(|node| shown.contains(node)) && !shown.contains("OFFLINE"))
+                })?;
                 let plover = program().to_string_lossy();
                 let words = ["fleet", "upgrade", "--within-s", "240", "--", "true"];
                 let words = [&[&plover[..]], &words[..]].concat();

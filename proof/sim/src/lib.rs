@@ -52,6 +52,7 @@ mod death;
 pub mod disk;
 pub mod expect;
 pub mod faults;
+mod fencing;
 pub mod guest;
 pub mod history;
 pub mod hypervisor;

@@ -19,8 +19,11 @@ struct Arguments {
     replicas: u8,
     /// Let links fail in groups of two as well: two may lead at once then, and what clients were
     /// promised is not looked at any more.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fencing")]
     cuts: bool,
+    /// Let links fail in groups of two, and let neither go on alone before the other one is known to be off.
+    #[arg(long)]
+    fencing: bool,
     /// Protect the guest so (`plover policy list`); by default each seed chooses.
     #[arg(long, value_parser = policy)]
     policy: Option<&'static Preset>,
@@ -46,8 +49,13 @@ fn policy(name: &str) -> Result<&'static Preset, String> {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let options = Options {
-        replicas: arguments.replicas,
+        replicas: if arguments.fencing {
+            2
+        } else {
+            arguments.replicas
+        },
         cuts: arguments.cuts,
+        fencing: arguments.fencing,
         policy: arguments.policy,
         faults_for: arguments
             .minutes

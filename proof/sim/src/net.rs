@@ -255,6 +255,11 @@ impl Net {
         plan.after(patience, Happening::BreakLink(from, to, session));
     }
 
+    /// Whether nothing passes on some way.
+    pub fn has_cut(&self) -> bool {
+        self.ways.values().any(|way| way.cut)
+    }
+
     /// Records pass from `from` to `to` again. Stalled records arrive a little later, before newer
     /// ones.
     pub fn mend(&mut self, from: ReplicaId, to: ReplicaId, plan: &mut Schedule) {

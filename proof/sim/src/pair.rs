@@ -57,7 +57,7 @@ impl World {
         trace!(self, "{who} goes on alone, as generation {generation}");
         self.generation = generation;
         self.coverage.hit("pair: one took over alone");
-        if self.links_failed && !self.is_split {
+        if self.links_failed && !self.is_split && !self.scenario.is_fenced() {
             self.is_split = true;
             self.coverage.hit("pair: took over after links failed");
         }

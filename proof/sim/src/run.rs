@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 27] = [
+pub const CANARIES: [(&str, Canary); 29] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("deaf-to-versions", Canary::DeafToVersions),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
@@ -25,6 +25,8 @@ pub const CANARIES: [(&str, Canary); 27] = [
     ("warm-forgets-syncs", Canary::WarmForgetsSyncs),
     ("forget-numbers", Canary::ForgetNumbers),
     ("never-doubt", Canary::NeverDoubt),
+    ("never-fence", Canary::NeverFence),
+    ("old-fencing", Canary::OldFencing),
     ("clock-alone", Canary::ClockAlone),
     ("milestone-not-stored", Canary::MilestoneNotStored),
     ("join-at-once", Canary::JoinAtOnce),
@@ -64,6 +66,9 @@ impl Simulation for Options {
         }
         if self.cuts {
             words += "--cuts ";
+        }
+        if self.fencing {
+            words += "--fencing ";
         }
         if let Some(preset) = self.policy {
             words += &format!("--policy {} ", preset.name);

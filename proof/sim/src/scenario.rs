@@ -143,6 +143,16 @@ impl Scenario {
         self.faults.links_hold = true;
     }
 
+    /// Neither of a pair goes on alone before the other one is known to be off.
+    pub fn fence(&mut self) {
+        self.config.fencing = true;
+    }
+
+    /// Whether that is so.
+    pub fn is_fenced(&self) -> bool {
+        self.config.fencing
+    }
+
     /// Makes the guest's generations short, in a group whose logs are on disk. Only there can a crash
     /// leave a part of an old generation beside a part of a new one.
     pub fn shorten_lives(&mut self) {
@@ -288,6 +298,7 @@ fn draw_config(
         me: members[0],
         members: ReplicaSet::of(members.iter().copied()),
         pair: members.len() == 2,
+        fencing: false,
         record: GroupRecord::default(),
         contacts: ReplicaSet::EMPTY,
         first_leader: rng.pick(members),

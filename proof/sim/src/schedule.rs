@@ -32,6 +32,19 @@ pub enum Happening {
     },
     /// A replica is told that this process of another one has died.
     DeathReported(ReplicaId, Incarnation),
+    /// Who fences looks at both of a pair.
+    Fence,
+    /// This process of `who` is told that `peer` runs no more.
+    SaidOff {
+        /// Who is told.
+        who: ReplicaId,
+        /// The number of its process.
+        number: u64,
+        /// The other one.
+        peer: ReplicaId,
+        /// When it was seen, by the clock of `who`.
+        seen_at: Micros,
+    },
     /// Two replicas without a link try to connect.
     Connect(ReplicaId, ReplicaId),
     /// A link over which nothing passes is given up, if it is still that session.

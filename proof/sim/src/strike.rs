@@ -330,9 +330,9 @@ impl World {
         if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| with_guest) {
             hypervisor.freeze(now);
         }
-        // A pair rests on clocks (docs/pairs.md).
-        let is_pair = self.scenario.members.len() == 2;
-        if with_guest && !is_pair && self.chance.clocks.chance(0.4) {
+        // A pair without fencing rests on clocks (docs/pairs.md).
+        let rests_on_clocks = self.scenario.members.len() == 2 && !self.scenario.is_fenced();
+        if with_guest && !rests_on_clocks && self.chance.clocks.chance(0.4) {
             let process = self.process_mut(who);
             (process.suspended, process.was_suspended) = (Some(now), true);
             return Some("fault: host suspended, its clock stands still");

@@ -7,6 +7,7 @@ use crate::clients::Clients;
 use crate::clock::{CLOCK_STREAM, Clock};
 use crate::coverage::Coverage;
 use crate::death;
+use crate::fencing;
 use crate::history::Histories;
 use crate::invariants::{Check, Invariants, Violation};
 use crate::life::Life;
@@ -37,6 +38,8 @@ pub struct Options {
     /// In a group of two, whether links fail as well. Then two replicas may lead at once, and the
     /// invariants that a split brain breaks are not checked any more.
     pub cuts: bool,
+    /// In a group of two, whether links fail, and neither goes on alone before the other one is known to be off.
+    pub fencing: bool,
     /// How the guest is protected, if not as the seed says.
     pub policy: Option<&'static Preset>,
     /// How long faults come, if not for as long as the seed says.
@@ -52,6 +55,7 @@ impl Default for Options {
         Self {
             replicas: 3,
             cuts: false,
+            fencing: false,
             policy: None,
             faults_for: None,
             canary: Canary::None,
@@ -114,6 +118,7 @@ pub(crate) struct Chance {
     pub copies: Rng,
     pub lives: Rng,
     pub deaths: Rng,
+    pub fencing: Rng,
     pub clocks: Rng,
     pub work: Rng,
 }
@@ -128,7 +133,7 @@ impl World {
             options.replicas,
             options
                 .policy
-                .unwrap_or_else(|| preset_of(seed, options.replicas == 2)),
+                .unwrap_or_else(|| preset_of(seed, options.replicas == 2 && !options.fencing)),
             options.faults_for,
             options.canary,
         );
@@ -142,7 +147,9 @@ impl World {
         let life = Life::draw(seed, alone);
         scenario.hypervisor.guest.ends = life.ends();
         scenario.send_datagrams(clean::chance_of(seed));
-        if options.replicas == 2 && !options.cuts {
+        if options.fencing {
+            scenario.fence();
+        } else if options.replicas == 2 && !options.cuts {
             scenario.hold_links();
         }
         let mut coverage = Coverage::default();
@@ -161,6 +168,7 @@ impl World {
             copies: rng.fork(10),
             lives,
             deaths: death::stream(seed),
+            fencing: fencing::stream(seed),
             clocks: Rng::new(mix(seed, CLOCK_STREAM)),
             work: rng.fork(21),
         };
@@ -192,6 +200,9 @@ impl World {
         let upgrading = Upgrading::draw(seed, has_witness, scenario.policy().secondary);
         if upgrading.comes() {
             plan.at(scenario.faults.begin, Happening::Upgrade);
+        }
+        if options.fencing {
+            plan.at(scenario.faults.begin, Happening::Fence);
         }
         if scenario.short_lives {
             plan.at(scenario.faults.begin, Happening::AllDie);
@@ -279,6 +290,13 @@ impl World {
                 }
             }
             Happening::DeathReported(who, dead) => self.death_reported(who, dead),
+            Happening::Fence => self.fence(),
+            Happening::SaidOff {
+                who,
+                number,
+                peer,
+                seen_at,
+            } => self.said_off(who, number, peer, seen_at),
             Happening::Connect(a, b) => {
                 let ready = [(a, b), (b, a)].iter().all(|(who, peer)| {
                     self.process(*who).state == State::Up && self.knows(*who, *peer)

@@ -383,6 +383,7 @@ fn five_replicas_hold() {
 const PAIR: Options = Options {
     replicas: 2,
     cuts: false,
+    fencing: false,
     policy: None,
     faults_for: None,
     canary: Canary::None,

@@ -84,6 +84,13 @@ impl GroupStatus {
                     replica.id
                 ));
             }
+            if let Some(other) = replica.awaits_off() {
+                told.push(format!(
+                    "Replica {} hears nothing from replica {other}, and waits until that one is heard or known to be off. Pacemaker \
+                     says so when it has fenced that host; if you have made sure that it is off: `plover confirm-off {other}`.",
+                    replica.id
+                ));
+            }
             if let Some(waits) = replica.text("waits_for").filter(|_| !self.all_answer()) {
                 told.push(format!("Replica {} {waits}.", replica.id));
             }
@@ -402,6 +409,14 @@ mod tests {
         one.more.insert("can_split".into(), true.into());
         let table = lab(vec![one, said(1, "secondary", "1@r0", false)]).to_string();
         assert!(table.contains("Warning: two replicas without"), "{table}");
+    }
+
+    #[test]
+    fn one_of_two_says_for_what_it_waits() {
+        let mut one = said(0, "leader", "1@r0", true);
+        one.more.insert("awaits_off".into(), 1.into());
+        let table = lab(vec![one]).to_string();
+        assert!(table.contains("`plover confirm-off 1`"), "{table}");
     }
 
     #[test]

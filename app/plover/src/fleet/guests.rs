@@ -19,6 +19,8 @@ pub struct Guest {
     pub members: Vec<(u8, IpAddr)>,
     /// Its spare hosts, and where they listen.
     pub spares: Vec<(u8, SocketAddr)>,
+    /// Neither of its two members goes on before the other one is known to be off.
+    pub fencing: bool,
     /// The guest's memory.
     pub mem_mib: u64,
     /// The memory that each of its replicas takes.
@@ -63,6 +65,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
                 .iter()
                 .map(|it| (it.id, it.address))
                 .collect(),
+            fencing: config.group.fencing,
             mem_mib: config.guest.mem_mib.into(),
             needs_mib: capacity::of_replica(&config),
         };

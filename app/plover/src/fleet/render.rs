@@ -7,6 +7,7 @@
 //! | `on-fail=block` at `stop` | a replica that refuses to stop holds the guest: Pacemaker must leave it, and must not fence its host |
 //! | `resource-discovery=exclusive` | the guest runs on these nodes, and others are not even asked |
 //! | a rule on `plover-NAME-member` | replicas run on the nodes of members, and on no other: the agents say which these are |
+//! | `notify` (`group.fencing`) | one of two replicas waits for the word that the other one was stopped, or its host fenced |
 //! | `clone-max` is the number of places | the rule alone says where replicas run. Of more than `clone-max` Pacemaker would stop the last of its list, not the one without a place (docs/decisions/0078) |
 
 use super::guests::{Guest, Hosts};
@@ -107,12 +108,18 @@ fn clone(guest: &Guest, places: usize) -> String {
     if guest.members.len() > 2 {
         of_instances.push(("requires", "nothing".into()));
     }
-    let of_clone = [
+    let mut of_clone = vec![
         ("clone-max", places.to_string()),
         ("clone-node-max", "1".into()),
         ("interleave", "true".into()),
         ("ordered", "true".into()),
     ];
+    let mut notify = String::new();
+    if guest.fencing {
+        of_clone.push(("notify", "true".into()));
+        notify =
+            format!("<op id=\"{name}-notify\" name=\"notify\" interval=\"0s\" timeout=\"20s\"/>");
+    }
     let stop_s = STOP_S + guest.mem_mib / COPIED_MIB_PER_S;
     format!(
         "<clone id=\"{name}-clone\">{}<primitive id=\"{name}\" class=\"ocf\" provider=\"plover\" type=\"guest\">{}{}\
@@ -120,7 +127,7 @@ fn clone(guest: &Guest, places: usize) -> String {
          <op id=\"{name}-start\" name=\"start\" interval=\"0s\" timeout=\"120s\"/>\
          <op id=\"{name}-stop\" name=\"stop\" interval=\"0s\" timeout=\"{stop_s}s\" on-fail=\"block\"/>\
          <op id=\"{name}-monitor\" name=\"monitor\" interval=\"10s\" timeout=\"20s\"/>\
-         </operations></primitive></clone>",
+         {notify}</operations></primitive></clone>",
         values("meta_attributes", &format!("{name}-clone-meta"), &of_clone),
         values(
             "instance_attributes",

@@ -43,6 +43,11 @@ impl Nodes {
         Ok(Self(ready.collect()))
     }
 
+    /// Whether no node is there, not even this one: the cluster is just starting here.
+    pub fn are_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether the node is there.
     pub fn is_online(&self, node: &str) -> bool {
         self.0.contains_key(node)

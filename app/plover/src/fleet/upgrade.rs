@@ -145,6 +145,11 @@ fn stopped_at(node: &str, left: &[String]) -> String {
 
 /// The nodes to upgrade. Each hand-over is a gap for clients, so nodes come last that lead many guests: these may have moved by then.
 fn order(nodes: &Nodes, guests: &FleetStatus, wanted: &[String]) -> Result<Vec<String>> {
+    ensure!(
+        !nodes.are_none(),
+        "no host was touched: Pacemaker on this host knows no node that is online, so it has just started or is cut off: run \
+         this on another host, or again in a moment"
+    );
     let with_replicas = guests.nodes();
     for name in wanted {
         // A spare host has none at present.
@@ -471,6 +476,10 @@ mod tests {
 
     #[test]
     fn nothing_is_touched_unless_all_is_well() {
+        let unknown = "<pacemaker-result><nodes/></pacemaker-result>";
+        let guests = FleetStatus::of(unknown, "<cib/>", &[]).unwrap();
+        let error = order(&Nodes::of(unknown).unwrap(), &guests, &[]).unwrap_err();
+        assert!(error.to_string().contains("has just started"), "{error}");
         let refused = |fake: &Fake, wanted: &[&str], why: &str| {
             let error = fake.upgraded(wanted, false).unwrap_err();
             assert!(error.contains(why), "{error}");

@@ -46,6 +46,9 @@ impl Instance {
         match self.ask() {
             Ok(own) => {
                 self.set_attributes(&judge::attributes(&own, &self.config.group));
+                if let Some(ended) = self.look_after_the_other(&own) {
+                    return ended;
+                }
                 self.look_after_members(&own, begun);
                 judge::health(&own)
             }
@@ -218,12 +221,7 @@ impl Instance {
             }
             Err(error) => !is_absent(&error),
         };
-        let ended = if is_unit() {
-            self.end_unit(is_hung)
-        } else {
-            self.end_process(is_hung)
-        };
-        match ended {
+        match self.end(is_hung) {
             Ok(()) => {
                 self.set_attributes(&judge::attributes_of_none(None));
                 Outcome::SUCCESS
@@ -262,6 +260,15 @@ impl Instance {
                 }
                 _ => std::thread::sleep(LOOK_EVERY),
             }
+        }
+    }
+
+    /// Ends the replica.
+    pub(super) fn end(&self, is_hung: bool) -> Result<(), String> {
+        if is_unit() {
+            self.end_unit(is_hung)
+        } else {
+            self.end_process(is_hung)
         }
     }
 

@@ -35,6 +35,12 @@ pub(super) struct Node {
     pub role: Option<String>,
     /// A replica of this guest answers there.
     pub answers: bool,
+    /// It is there.
+    pub is_online: bool,
+    /// It was fenced, or has left the cluster in order.
+    pub is_off: bool,
+    /// The replica for whose end the leader there waits.
+    pub awaits: Option<u8>,
 }
 
 impl Node {
@@ -59,6 +65,11 @@ impl Node {
         self.spare.as_ref().is_some_and(|it| it.0 == id)
     }
 
+    /// Whether the leader is there, and the node as well.
+    pub fn leads_and_is_there(&self) -> bool {
+        self.is_online && self.role.as_deref() == Some("leader")
+    }
+
     /// Whether it is the host of this member.
     pub fn is_of(&self, id: u8) -> bool {
         self.member.is_some_and(|it| it.id == id)
@@ -74,6 +85,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     let own = capacity::of_member(guest);
     let spare = capacity::of_spare(guest);
     let role = format!("plover-{guest}");
+    let awaits = format!("{role}{}", super::off::AWAITS);
     let failed_here = format!("fail-count-{guest}#");
     let (mut online, mut failed) = (BTreeSet::new(), BTreeSet::new());
     let mut nodes: BTreeMap<&str, Node> = BTreeMap::new();
@@ -91,10 +103,16 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         let node = nodes.entry(name).or_default();
         node.name = name.into();
         // Since Pacemaker 2.1.7 it says when the node came, or 0.
-        let is_online = |it: &str| it == "online" || it.parse().is_ok_and(|since: u64| since > 0);
-        if element.attribute("crmd").is_some_and(is_online) {
+        let is_yes = |it: &str| {
+            matches!(it, "online" | "true") || it.parse().is_ok_and(|since: u64| since > 0)
+        };
+        let is = |key: &str| element.attribute(key).is_some_and(is_yes);
+        if is("crmd") {
             online.insert(name);
         }
+        // One that is lost and not fenced is still expected.
+        let has_left = element.attribute("expected") == Some("down");
+        node.is_off |= has_left && !is("crmd") && !is("in_ccm");
         let outlives_the_node = element.has_tag_name("node");
         let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
         // The utilization of a node is in other elements.
@@ -109,6 +127,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
             match key {
                 _ if key == own => node.member = value.parse().ok(),
                 _ if key == spare && outlives_the_node => node.spare = id_and_address(value),
+                _ if key == awaits => node.awaits = value.parse().ok(),
                 _ if key == role && !value.is_empty() => node.role = Some(value.into()),
                 _ if key.starts_with(&failed_here) => {
                     failed.insert(name);
@@ -128,10 +147,23 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     }
     for (name, node) in &mut nodes {
         let is_online = online.contains(name);
+        node.is_online = is_online;
         node.can_start = is_online && !node.is_away && !failed.contains(name);
         node.answers = is_online && node.role.as_deref().is_some_and(|it| it != judge::HUNG);
     }
     Ok(nodes.into_values().collect())
+}
+
+/// Whether the cluster has a quorum and fences, so that a node that it calls off is off.
+pub(super) fn fences(cib: &str) -> Result<bool> {
+    let document = Document::parse(cib).context("the answer of cibadmin is not understood")?;
+    let has_quorum = document.root_element().attribute("have-quorum") == Some("1");
+    // Pacemaker fences unless it is told not to.
+    let mut pairs = document.descendants();
+    let told = pairs.find(|it| it.attribute("name") == Some("stonith-enabled"));
+    let told = told.and_then(|it| it.attribute("value"));
+    let fences = told.is_none_or(|it| matches!(it, "true" | "on" | "yes" | "y" | "1"));
+    Ok(has_quorum && fences)
 }
 
 /// `ID@ADDRESS`.
@@ -163,8 +195,11 @@ impl Instance {
     }
 
     pub(super) fn nodes(&self) -> Result<Vec<Node>> {
-        let cib = self.cluster(&["cibadmin", "--query"])?;
-        nodes(&cib, &self.config.group.name)
+        nodes(&self.cib()?, &self.config.group.name)
+    }
+
+    pub(super) fn cib(&self) -> Result<String> {
+        self.cluster(&["cibadmin", "--query"])
     }
 
     /// Writes down that a node is the host of a member, or of none.

@@ -1,5 +1,6 @@
 //! A replica's status in Pacemaker's terms.
 
+use super::off::AWAITS;
 use super::{Code, Outcome};
 use plover_lab::control::DaemonStatus;
 use plover_lab::status::{GroupStatus, ReplicaStatus};
@@ -74,17 +75,30 @@ pub(super) fn attributes(
 }
 
 /// Those of a node without a replica that answers: its role is this, if it has any.
-pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<String>); 3] {
+pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<String>); 4] {
     [
         ("", role.map(str::to_owned)),
         ("-protected", None),
         (LACKS, None),
+        (AWAITS, None),
     ]
 }
 
 /// Whether a status is of a group of two.
 pub(super) fn is_pair(status: &Map<String, Value>) -> bool {
-    status.get("can_split") == Some(&Value::Bool(true))
+    status.get("pair") == Some(&Value::Bool(true))
+}
+
+/// The other one of two replicas, if this one waits until that one is heard or known to be off.
+pub(super) fn awaits_off(own: &DaemonStatus) -> Option<u8> {
+    own.more.get("awaits_off")?.as_u64()?.try_into().ok()
+}
+
+/// For how long a leader has not heard a member, in seconds.
+pub(super) fn silent_for_s(own: &DaemonStatus, id: u8) -> Option<u64> {
+    let mut silences = own.more.get("silences")?.as_array()?.iter();
+    let of = silences.find(|it| it.get("id") == Some(&id.into()))?;
+    of.get("s")?.as_u64()
 }
 
 /// Whether a replica may leave its group now.

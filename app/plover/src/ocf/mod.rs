@@ -9,6 +9,7 @@
 //! | `start` | starts the replica, waits until it answers, and takes back an earlier `plover drain` |
 //! | `stop` | drains, then ends the replica; refuses while the group would be worse off than with one member less |
 //! | `monitor` | asks the replica, and writes its role and the guest's protection into attributes of the node. On the leader's node it has a lost member replaced (`members.rs`, `repair.rs`). The first one on a node writes what memory that has for replicas |
+//! | `notify` | after a stop: tells one of two replicas that the other one is off, if it waits for that (`off.rs`) |
 //! | `reload-agent` | nothing: changed parameters count from the next action on |
 //! | `validate-all` | reads the configuration file |
 //! | `meta-data` | describes all this |
@@ -19,6 +20,7 @@ mod action;
 mod cluster;
 mod judge;
 mod members;
+mod off;
 mod repair;
 #[cfg(test)]
 mod tests;
@@ -176,6 +178,18 @@ fn carry_out(
         "stop" => instance.stop(),
         "monitor" => instance.monitor(),
         "reload-agent" => instance.reload(),
+        "notify" => {
+            let word = |name: &str| {
+                let value = variable(&format!("OCF_RESKEY_CRM_meta_notify_{name}"));
+                value
+                    .and_then(|it| it.into_string().ok())
+                    .unwrap_or_default()
+            };
+            match (word("type").as_str(), word("operation").as_str()) {
+                ("post", "stop") => instance.have_stopped(&word("stop_uname")),
+                _ => Outcome::SUCCESS,
+            }
+        }
         "validate-all" => Outcome::SUCCESS,
         _ => Outcome::of(
             Code::Unimplemented,

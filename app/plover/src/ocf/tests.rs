@@ -216,12 +216,7 @@ fn nobody_leaves_whom_the_guest_needs() {
     );
     assert!(matches!(leave(0, &[old, new, witness()]), Leave::Later(_)));
     // One of two goes on by itself, if it has the guest.
-    let of_pair = |own: Value| {
-        with(
-            own,
-            &[("can_split", json!(true)), ("voters", json!([0, 1]))],
-        )
-    };
+    let of_pair = |own: Value| with(own, &[("pair", json!(true)), ("voters", json!([0, 1]))]);
     for id in [0, 1] {
         let pair = [of_pair(leader()), of_pair(secondary())];
         assert_eq!(leave(id, &pair), Leave::Now);

@@ -376,6 +376,7 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         first_leader: ReplicaId(0),
         any_voter_stands: false,
         pair: false,
+        fencing: false,
         quorum_selection: false,
         newest_version: WIRE_VERSION,
         heartbeat: HEARTBEAT,

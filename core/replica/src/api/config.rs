@@ -19,6 +19,8 @@ pub struct Config {
     pub members: ReplicaSet,
     /// Whether this is a group of two, which has no third replica that decides (docs/decisions/0018).
     pub pair: bool,
+    /// Neither of a pair goes on alone before the other one is known to be off ([`apus::Config::fencing`]).
+    pub fencing: bool,
     /// The members by the log, if this replica has heard of any, with `members` as voters; otherwise those by the
     /// configuration file.
     pub record: GroupRecord,
@@ -89,6 +91,7 @@ impl Config {
             me,
             members,
             pair: members.len() == 2,
+            fencing: false,
             record: GroupRecord::configured(members.iter().map(|id| (id, String::new())).collect()),
             contacts: ReplicaSet::EMPTY,
             first_leader: me,

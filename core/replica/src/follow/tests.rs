@@ -179,11 +179,18 @@ fn a_joiner_that_has_acknowledged_its_last_sync_keeps_its_guest() {
     let mut replica = joining(false);
     let view = replica.cx.group.view;
     end(&mut replica, 0);
+    let mut out = Vec::new();
+    let link_breaks = Event::Link {
+        peer: LEADER,
+        up: false,
+    };
+    replica.apply(replica.cx.now, link_breaks, &mut out);
+    assert_eq!(replica.role(), Role::Joining, "{out:?}");
     replica.on_follow(view, None);
     assert_eq!(replica.role(), Role::Joining);
     replica.follow_state_loaded();
     assert_eq!(replica.role(), Role::Secondary);
-    let out = taken(&mut replica);
+    out.extend(taken(&mut replica));
     assert!(
         !out.iter().any(|a| matches!(a, Action::KillGuest)),
         "{out:?}"

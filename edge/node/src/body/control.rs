@@ -9,7 +9,7 @@ use crate::recent::Wanted;
 use plover_disk::Disks;
 use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
 use plover_replica::{Event, Role};
-use plover_types::{PAGE_BYTES, Payload, ReplicaId};
+use plover_types::{Micros, PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
 use serde_json::{Value, json};
 use std::sync::mpsc::{SendError, Sender};
@@ -127,6 +127,7 @@ impl Body {
             Op::Member { order } => self.change_members(order)?,
             Op::Drain => self.drain(true)?,
             Op::Undrain => self.drain(false)?,
+            Op::PeerOff { id, seen_at_us } => self.peer_is_off(id, Micros(seen_at_us))?,
             Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
                 Some(why) => json!({"error": why}),
                 None => {
@@ -220,6 +221,38 @@ impl Body {
             return Ok(json!({"error": error.to_string()}));
         }
         self.apply(Event::Drain(drained))?;
+        Ok(json!({"ok": true}))
+    }
+
+    /// Somebody knows that the other one of two replicas is off.
+    fn peer_is_off(&mut self, id: u8, seen_at: Micros) -> Result<Value, BoxError> {
+        let peer = ReplicaId(id);
+        let status = self.replica.status();
+        let others = self.replica.members();
+        let why = if !self.config.group.fencing {
+            Some("this group waits for no such word: it has no `group.fencing`".to_owned())
+        } else if peer == status.id || !others.contains(peer) {
+            Some(format!(
+                "replica {id} is not the other one of this group: that is one of {}",
+                others.in_words()
+            ))
+        } else if seen_at > clock::now() {
+            Some("this was seen in the future: give the clock that goes on while a host is suspended".into())
+        } else if seen_at < self.replica.consensus_core().silent_from() {
+            Some(format!(
+                "replica {id} was heard just before that: make sure that it is off, and say so again"
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return Ok(json!({"error": why}));
+        }
+        tracing::warn!(
+            event = "peer_off",
+            "replica {id} is said to be off: this replica goes on without it"
+        );
+        self.apply(Event::PeerOff { peer, seen_at })?;
         Ok(json!({"ok": true}))
     }
 
@@ -340,8 +373,6 @@ impl Body {
             "protected": status.protected,
             "serving": status.serving,
             "holds_state": status.holds_state,
-            "can_split": self.config.can_split(),
-            "doubts": self.replica.consensus_core().status().doubts,
             "guest_running": status.guest_running && !self.is_guest_off() && !self.is_guest_paused(),
             "guest_off": self.is_guest_off(),
             "held_outputs": status.held_outputs,

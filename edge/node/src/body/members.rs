@@ -142,6 +142,11 @@ impl Body {
         let record = self.replica.group_record();
         let voters = self.replica.consensus_core().status().members.voters;
         status["voters"] = voters.iter().map(|id| id.0).collect();
+        let consensus = self.replica.consensus_core().status();
+        status["pair"] = self.config.is_pair().into();
+        status["can_split"] = self.config.can_split().into();
+        status["doubts"] = consensus.doubts.into();
+        status["awaits_off"] = consensus.awaits_off.map(|id| id.0).into();
         status["left"] = record.left.iter().map(|id| id.0).collect();
         status["silences"] = self.silences();
         let stale = self.config.group.stale(record);

@@ -28,7 +28,14 @@ impl ReplicaConfig {
                 ));
             }
         }
+        if group.fencing && !self.is_pair() {
+            return mismatch(format!(
+                "group.fencing is for two replicas, the group has {}: a majority of it decides, so take the line out",
+                members.len()
+            ));
+        }
         let axes = self.policy.axes().map_err(ConfigError::Mismatch)?;
+        // With fencing two agree as three do.
         if self.can_split() {
             axes.check_pair()
                 .map_err(|error| ConfigError::Mismatch(error.to_string()))?;
@@ -247,6 +254,8 @@ mod tests {
                 Ok(config) => assert!(config.can_split()),
                 Err(why) => assert!(why.contains("witness") && why.contains("remus"), "{why}"),
             }
+            let config = parse(&text.replace("me = 1", "me = 1\nfencing = true")).unwrap();
+            assert!(config.is_pair() && !config.can_split());
         }
         assert!(!parse(GOOD).unwrap().can_split());
     }
@@ -254,6 +263,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         for (from, to, names) in [
+            ("me = 1", "me = 1\nfencing = true", "for two replicas"),
             ("me = 1", "me = 1\nfabric = \"pigeon\"", "pigeon"),
             (
                 "me = 1",

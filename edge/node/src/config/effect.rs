@@ -101,6 +101,7 @@ pub const KEYS: &[(Effect, &[&str])] = &[
         &[
             "group.first_leader",
             "group.durability",
+            "group.fencing",
             "group.log_mib",
             "group.plaintext",
             "group.fabric",

@@ -172,7 +172,8 @@ impl ReplicaConfig {
         plover_replica::Config {
             me: ReplicaId(self.group.me),
             members: voters,
-            pair: self.can_split(),
+            pair: self.is_pair(),
+            fencing: self.group.fencing,
             record,
             contacts,
             first_leader,

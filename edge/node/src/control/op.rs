@@ -57,6 +57,9 @@ pub(crate) enum Op {
     Drain,
     /// It takes part again.
     Undrain,
+    /// The other one of two replicas, `id`, is known to be off, as was seen when the clock of this host, CLOCK_BOOTTIME in µs,
+    /// was `seen_at_us`.
+    PeerOff { id: u8, seen_at_us: u64 },
     /// Press the guest's power button.
     Power,
     /// Switch the guest on, if it is off.

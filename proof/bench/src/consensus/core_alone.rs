@@ -72,6 +72,7 @@ impl Group {
                 first_leader: ReplicaId(0),
                 any_voter_stands: true,
                 pair: false,
+                fencing: false,
                 quorum_selection: true,
                 newest_version: WIRE_VERSION,
                 heartbeat: Micros::from_ms(100),

@@ -159,6 +159,7 @@ fn config(me: usize, started: u64, canary: Canary, guest: bool) -> Config {
         first_leader: ReplicaId(0),
         any_voter_stands: !guest,
         pair: false,
+        fencing: false,
         quorum_selection: false,
         newest_version: WIRE_VERSION,
         heartbeat: HEARTBEAT,

@@ -64,6 +64,7 @@ impl World {
             first_leader: lowest,
             any_voter_stands: !self.scenario.guest,
             pair: false,
+            fencing: false,
             quorum_selection: !self.scenario.guest,
             newest_version: WIRE_VERSION,
             heartbeat: HEARTBEAT,
