@@ -418,6 +418,40 @@ fn two_replicas_that_were_parted_are_one_again() {
     reaches(&coverage, &moments);
 }
 
+/// With fencing every invariant holds although links fail.
+#[test]
+fn two_replicas_with_fencing_hold() {
+    let coverage = all_heal(0, 300, FENCED);
+    let moments = [
+        "fault: host suspended, its clock stands still",
+        "fault: replica cut off",
+        "fencing: old news",
+        "fencing: one of two that have lost each other is ended",
+        "fencing: the leader hears that its backup is off",
+        "pair: one took over alone",
+    ];
+    reaches(&coverage, &moments);
+    assert_eq!(coverage.of("pair: two send as the guest"), 0);
+}
+
+const FENCED: Options = Options {
+    fencing: true,
+    ..PAIR
+};
+
+#[test]
+fn fencing_that_is_not_waited_for_is_caught() {
+    let found_by = [
+        "one_sender_a_slot",
+        "external_consistency",
+        "committed_not_lost",
+        "logs_agree",
+    ];
+    for canary in [Canary::NeverFence, Canary::OldFencing] {
+        catches(&Options { canary, ..FENCED }, 1000, &found_by);
+    }
+}
+
 /// A secondary that was stopped serves with an old state.
 #[test]
 fn a_secondary_that_never_doubts_is_caught() {
