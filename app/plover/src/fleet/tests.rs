@@ -144,6 +144,19 @@ fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
     let needs_nothing = "id=\"shop-meta-requires\" name=\"requires\" value=\"nothing\"";
     assert!(shop.resources.contains(needs_nothing));
     assert!(!two.resources.contains("two-meta-requires"));
+    // Without fencing two replicas wait for no word of each other's end.
+    assert!(!two.resources.contains("notify"));
+    let file = folder.path().join("two.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(
+        &file,
+        text.replace("plaintext", "fencing = true\nplaintext"),
+    )
+    .unwrap();
+    let guests = guests::read(folder.path()).unwrap();
+    let fenced = &render::all(&guests, &Hosts::new(CMAP, &[])).unwrap()[1];
+    let notifies = "id=\"two-clone-meta-notify\" name=\"notify\" value=\"true\"";
+    assert!(fenced.resources.contains(notifies));
     let max = "id=\"two-clone-meta-clone-max\" name=\"clone-max\" value=\"2\"";
     assert!(two.resources.contains(max));
     assert!(!two.constraints.contains("two-on-gamma"));

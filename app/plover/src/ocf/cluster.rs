@@ -256,7 +256,7 @@ mod tests {
           <clone><primitive id="shop-2" provider="plover" type="guest"/></clone></resources></configuration>
         <status>
           <node_state id="1" uname="alpha" crmd="online"/>
-          <node_state id="2" uname="beta" crmd="offline"/>
+          <node_state id="2" uname="beta" in_ccm="false" crmd="offline" expected="down"/>
           <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
             <nvpair id="g" name="plover-shop" value="spare 3"/>
             <nvpair id="h" name="fail-count-shop-2#start_0" value="INFINITY"/></instance_attributes></transient_attributes>
@@ -271,6 +271,7 @@ mod tests {
             ..Node::default()
         };
         let alpha = Node {
+            is_online: true,
             is_away: true,
             member: Some(place(0)),
             memory_mib: Some(2000),
@@ -278,10 +279,12 @@ mod tests {
             ..node("alpha")
         };
         let beta = Node {
+            is_off: true,
             member: Some(place(1)),
             ..node("beta")
         };
         let gamma = Node {
+            is_online: true,
             can_start: true,
             spare: Some((3, "192.0.2.13:7700".into())),
             role: Some("spare 3".into()),
@@ -297,10 +300,35 @@ mod tests {
         // Since Pacemaker 2.1.7.
         let newer = CIB.replace("crmd=\"online\"", "crmd=\"1764339000\"");
         let newer = newer.replace("crmd=\"offline\"", "crmd=\"0\"");
+        let newer = newer.replace("in_ccm=\"false\"", "in_ccm=\"0\"");
         assert_eq!(nodes(&newer, "shop").unwrap(), nodes(CIB, "shop").unwrap());
         let has_failed = CIB.replace("fail-count-shop-2#start_0", "fail-count-shop#start_0");
         assert!(!nodes(&has_failed, "shop").unwrap()[2].can_start);
         assert!(nodes("<cib>", "shop").is_err());
+    }
+
+    /// The other one of two replicas waits for that: a node that is only lost may run its replica.
+    #[test]
+    fn a_node_is_off_that_was_fenced_or_has_left_in_order() {
+        let is_off =
+            |from: &str, to: &str| nodes(&CIB.replace(from, to), "shop").unwrap()[1].is_off;
+        assert!(is_off("", ""));
+        assert!(!is_off("expected=\"down\"", "expected=\"member\""));
+        assert!(!is_off("expected=\"down\"", ""));
+        assert!(!is_off("in_ccm=\"false\"", "in_ccm=\"true\""));
+        assert!(!is_off("crmd=\"offline\"", "crmd=\"online\""));
+        let with = |quorum: &str, told: &str| {
+            let root = format!("<cib have-quorum=\"{quorum}\"><configuration>{told}");
+            fences(&CIB.replace("<cib><configuration>", &root)).unwrap()
+        };
+        let told = |value: &str| {
+            format!("<crm_config><nvpair name=\"stonith-enabled\" value=\"{value}\"/></crm_config>")
+        };
+        assert!(with("1", "") && with("1", &told("true")));
+        assert!(!with("0", "") && !with("1", &told("false")));
+        let waits = "name=\"plover-shop\" value=\"spare 3\"/><nvpair id=\"w\" name=\"plover-shop-awaits\" value=\"1\"";
+        let waits = CIB.replace("name=\"plover-shop\" value=\"spare 3\"", waits);
+        assert_eq!(nodes(&waits, "shop").unwrap()[2].awaits, Some(1));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::cluster::{self, Node};
 use super::repair::Told;
 use super::{Instance, Outcome, action, judge};
 use anyhow::{Context, Result, ensure};
-use plover_lab::control::{ControlError, DaemonStatus};
+use plover_lab::control::DaemonStatus;
 use plover_lab::operate;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ pub(super) const AWAITS: &str = "-awaits";
 /// A cut that is shorter ends no replica.
 const CUT_FOR_S: u64 = 5;
 
-/// How long a replica that has just heard the other one is asked again: it must have been silent for a timeout.
+/// How long the word is tried to be passed on. The replica must not have heard the other one for a timeout, and the cluster may
+/// write a moment later that it has fenced a node.
 const ASKS_FOR: Duration = Duration::from_secs(5);
 
 /// How often it is asked.
@@ -111,23 +112,26 @@ impl Instance {
         };
         let deadline = Instant::now() + ASKS_FOR.min(self.timeout / 2);
         loop {
-            let seen_at = operate::boot_time();
-            let cib = self.cib()?;
-            let nodes = cluster::nodes(&cib, &self.config.group.name)?;
-            let other = nodes.iter().find(|it| it.is_of(id));
-            let other = other.context("the cluster does not say where it is")?;
-            if !stopped.split_whitespace().any(|it| it == other.name) {
-                return Ok(());
+            let told = self.confirm_now(stopped, id);
+            if told.is_ok() || Instant::now() > deadline {
+                return told;
             }
-            // A cluster that does not fence takes the replicas of a node that it has lost for stopped.
-            let is_known = other.is_online || other.is_off && cluster::fences(&cib)?;
-            ensure!(is_known, "the cluster has not fenced {}", other.name);
-            match operate::peer_is_off(&self.control(), id, seen_at) {
-                Err(ControlError::Refused(_)) if Instant::now() < deadline => {
-                    std::thread::sleep(ASKS_EVERY);
-                }
-                told => return Ok(told?),
-            }
+            std::thread::sleep(ASKS_EVERY);
         }
+    }
+
+    fn confirm_now(&self, stopped: &str, id: u8) -> Result<()> {
+        let seen_at = operate::boot_time();
+        let cib = self.cib()?;
+        let nodes = cluster::nodes(&cib, &self.config.group.name)?;
+        let other = nodes.iter().find(|it| it.is_of(id));
+        let other = other.context("the cluster does not say where it is")?;
+        if !stopped.split_whitespace().any(|it| it == other.name) {
+            return Ok(());
+        }
+        // A cluster that does not fence takes the replicas of a node that it has lost for stopped.
+        let is_known = other.is_online || other.is_off && cluster::fences(&cib)?;
+        ensure!(is_known, "{} is lost, and was not fenced", other.name);
+        Ok(operate::peer_is_off(&self.control(), id, seen_at)?)
     }
 }

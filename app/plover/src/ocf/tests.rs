@@ -333,7 +333,7 @@ fn the_meta_data_names_the_actions_and_parameters_that_there_are() {
     for action in named("action") {
         assert_ne!(act(&host, &action).code, Code::Unimplemented, "{action}");
     }
-    for action in ["promote", "demote", "notify", "migrate_to", ""] {
+    for action in ["promote", "demote", "migrate_to", ""] {
         assert!(!named("action").contains(action));
         assert_eq!(act(&host, action).code, Code::Unimplemented, "{action}");
     }
