@@ -131,15 +131,15 @@ pub fn boot_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Tells the replica behind `control` that the other one of two is off, as was seen when [`boot_time`] was `seen_at`.
+/// Tells the replica behind `control` that the other one of two is off, as was seen when [`boot_time`] was `seen_at`. Returns whether
+/// it had waited for that.
 ///
 /// # Errors
 /// It does not answer; or it refuses, since its group waits for no such word, or has just heard that replica.
-pub fn peer_is_off(control: &Control, id: u8, seen_at: Duration) -> Result<(), ControlError> {
+pub fn peer_is_off(control: &Control, id: u8, seen_at: Duration) -> Result<bool, ControlError> {
     let seen_at_us = seen_at.as_micros() as u64;
-    control
-        .request(&json!({"op": "peer_off", "id": id, "seen_at_us": seen_at_us}))
-        .map(drop)
+    let asked = control.request(&json!({"op": "peer_off", "id": id, "seen_at_us": seen_at_us}))?;
+    Ok(asked.get("awaited") == Some(&true.into()))
 }
 
 /// A change of the members of a group.

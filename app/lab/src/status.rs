@@ -205,7 +205,7 @@ impl ReplicaStatus {
     }
 
     /// The other one of two replicas, if it says that it waits until that one is heard or known to be off.
-    fn awaits_off(&self) -> Option<u8> {
+    pub fn awaits_off(&self) -> Option<u8> {
         self.more.get("awaits_off")?.as_u64()?.try_into().ok()
     }
 

@@ -110,10 +110,13 @@ pub fn undrain(control: &Control) -> Result<ExitCode> {
 }
 
 pub fn confirm_off(control: &Control, id: u8) -> Result<ExitCode> {
-    operate::peer_is_off(control, id, operate::boot_time())?;
-    output::line(format_args!(
-        "replica {id} is taken to be off: this one goes on without it"
-    ))?;
+    let awaited = operate::peer_is_off(control, id, operate::boot_time())?;
+    output::line(match awaited {
+        true => format!("replica {id} is taken to be off: this one goes on without it"),
+        false => format!(
+            "replica {id} is taken to be off; this one had not waited for that, so it may need something else: `plover status`"
+        ),
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

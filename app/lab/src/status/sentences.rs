@@ -113,6 +113,12 @@ impl GroupStatus {
                 told.push(format!("Replica {} hands over, and ends then.", replica.id));
             }
         }
+        let pairs = || self.replicas.iter().filter(|it| it.says("pair"));
+        if pairs().any(ReplicaStatus::can_split) && !pairs().all(ReplicaStatus::can_split) {
+            let words = "one has group.fencing in its file, and the other one has not: it must be the same on both, or one goes on \
+                         without the other all the same";
+            told.push(format!("Warning: of the two replicas {words}."));
+        }
         if self.replicas.iter().any(ReplicaStatus::can_split) {
             told.push(format!("Warning: {SPLIT_WARNING}."));
         }

@@ -53,10 +53,12 @@ impl Instance {
                 judge::health(&own)
             }
             Err(error) if is_absent(&error) => {
+                self.awaits_none();
                 self.set_attributes(&judge::attributes_of_none(None));
                 Outcome::NOT_RUNNING
             }
             Err(error) => {
+                self.awaits_none();
                 self.set_attributes(&judge::attributes_of_none(Some(judge::HUNG)));
                 let why = format!(
                     "the replica does not answer for {} s: {error}",
@@ -223,6 +225,7 @@ impl Instance {
         };
         match self.end(is_hung) {
             Ok(()) => {
+                self.awaits_none();
                 self.set_attributes(&judge::attributes_of_none(None));
                 Outcome::SUCCESS
             }
@@ -254,6 +257,8 @@ impl Instance {
             match judge::leave(&group, id) {
                 Leave::Now => return Ok(()),
                 Leave::Later(_) if is_late => return Ok(()),
+                // The leader waits for just that.
+                Leave::Never(_) if self.is_awaited(id).unwrap_or(false) => return Ok(()),
                 Leave::Never(why) if is_late => return Err(why),
                 Leave::Later(_) if !is_ordered => {
                     is_ordered = control.request(&json!({"op": "drain"})).is_ok();

@@ -37,8 +37,11 @@ pub(super) struct Node {
     pub answers: bool,
     /// It is there.
     pub is_online: bool,
-    /// It was fenced, or has left the cluster in order.
+    /// The cluster has it as one that is off, and no replica of this guest that ran there last: it was fenced, or has left in
+    /// order after the replica was stopped.
     pub is_off: bool,
+    /// The replica there was stopped, and not started again.
+    pub has_stopped: bool,
     /// The replica for whose end the leader there waits.
     pub awaits: Option<u8>,
 }
@@ -85,7 +88,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     let own = capacity::of_member(guest);
     let spare = capacity::of_spare(guest);
     let role = format!("plover-{guest}");
-    let awaits = format!("{role}{}", super::off::AWAITS);
+    let awaits = super::off::awaits(guest);
     let failed_here = format!("fail-count-{guest}#");
     let (mut online, mut failed) = (BTreeSet::new(), BTreeSet::new());
     let mut nodes: BTreeMap<&str, Node> = BTreeMap::new();
@@ -110,9 +113,15 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
         if is("crmd") {
             online.insert(name);
         }
-        // One that is lost and not fenced is still expected.
-        let has_left = element.attribute("expected") == Some("down");
-        node.is_off |= has_left && !is("crmd") && !is("in_ccm");
+        if element.has_tag_name("node_state") {
+            // A new coordinator of the cluster calls nodes that it does not know down as well, and so does one that was told of
+            // a shutdown. Only fencing deletes what ran there.
+            let is_down =
+                element.attribute("expected") == Some("down") && !is("crmd") && !is("in_ccm");
+            let ran = last_of(element, guest);
+            node.is_off = is_down && ran != Last::Ran;
+            node.has_stopped = ran == Last::Stopped;
+        }
         let outlives_the_node = element.has_tag_name("node");
         let pairs = element.descendants().filter(|it| it.has_tag_name("nvpair"));
         // The utilization of a node is in other elements.
@@ -154,15 +163,55 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     Ok(nodes.into_values().collect())
 }
 
-/// Whether the cluster has a quorum and fences, so that a node that it calls off is off.
+/// What the cluster has of the replica on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    /// Nothing: it was never there, or the node was fenced.
+    Nothing,
+    /// It was stopped, or found not to run.
+    Stopped,
+    /// It was started, or something of it is under way, or has failed.
+    Ran,
+}
+
+/// By the newest action of the guest's resource on a node.
+fn last_of(node: Element<'_, '_>, guest: &str) -> Last {
+    let of_guest = |it: &Element<'_, '_>| {
+        let id = it.attribute("id").unwrap_or_default();
+        // An instance that a cluster calls unique has its number behind the name.
+        it.has_tag_name("lrm_resource") && id.split(':').next() == Some(guest)
+    };
+    let resources = node.descendants().filter(of_guest);
+    let actions = resources.flat_map(|it| it.children().filter(Element::is_element));
+    let number = |it: &Element<'_, '_>| -> i64 {
+        let number = it.attribute("call-id").and_then(|it| it.parse().ok());
+        // One that is under way has none.
+        number.filter(|it| *it >= 0).unwrap_or(i64::MAX)
+    };
+    let Some(newest) = actions.max_by_key(number) else {
+        return Last::Nothing;
+    };
+    match (newest.attribute("operation"), newest.attribute("rc-code")) {
+        (Some("stop"), Some("0")) | (Some("monitor"), Some("7")) => Last::Stopped,
+        _ => Last::Ran,
+    }
+}
+
+/// Whether the cluster has a quorum, and fences.
 pub(super) fn fences(cib: &str) -> Result<bool> {
     let document = Document::parse(cib).context("the answer of cibadmin is not understood")?;
     let has_quorum = document.root_element().attribute("have-quorum") == Some("1");
+    let mut pairs = document.descendants().filter(|it| {
+        let is_property = it.ancestors().any(|it| it.has_tag_name("crm_config"));
+        // Since Pacemaker 3.0 it has another name.
+        let names = ["stonith-enabled", "fencing-enabled"];
+        is_property && it.attribute("name").is_some_and(|it| names.contains(&it))
+    });
     // Pacemaker fences unless it is told not to.
-    let mut pairs = document.descendants();
-    let told = pairs.find(|it| it.attribute("name") == Some("stonith-enabled"));
-    let told = told.and_then(|it| it.attribute("value"));
-    let fences = told.is_none_or(|it| matches!(it, "true" | "on" | "yes" | "y" | "1"));
+    let fences = pairs.all(|it| {
+        let value = it.attribute("value").unwrap_or_default().to_lowercase();
+        matches!(value.as_str(), "true" | "on" | "yes" | "y" | "1")
+    });
     Ok(has_quorum && fences)
 }
 
@@ -317,15 +366,41 @@ mod tests {
         assert!(!is_off("expected=\"down\"", ""));
         assert!(!is_off("in_ccm=\"false\"", "in_ccm=\"true\""));
         assert!(!is_off("crmd=\"offline\"", "crmd=\"online\""));
-        let with = |quorum: &str, told: &str| {
+        // A new coordinator calls each node down that it does not know, and one is down that has left while its replica was not to be
+        // touched. Fencing deletes what ran there.
+        let with = |actions: &str| {
+            let ran = format!(
+                "<node_state id=\"2\" uname=\"beta\" in_ccm=\"false\" crmd=\"offline\" expected=\"down\"><lrm id=\"2\"><lrm_resources>\
+                               <lrm_resource id=\"shop\">{actions}</lrm_resource></lrm_resources></lrm></node_state>"
+            );
+            let from = "<node_state id=\"2\" uname=\"beta\" in_ccm=\"false\" crmd=\"offline\" expected=\"down\"/>";
+            assert!(CIB.contains(from));
+            nodes(&CIB.replace(from, &ran), "shop")
+                .unwrap()
+                .swap_remove(1)
+        };
+        let action = |operation: &str, call: i32, code: i32| {
+            format!("<lrm_rsc_op operation=\"{operation}\" call-id=\"{call}\" rc-code=\"{code}\"/>")
+        };
+        let (start, monitor) = (action("start", 20, 0), action("monitor", 22, 0));
+        let stop = action("stop", 25, 0);
+        assert!(!with(&[&*start, &monitor].concat()).is_off);
+        assert!(!with(&[&*monitor, &action("stop", 25, 1)].concat()).is_off);
+        let stopped = with(&[&*stop, &monitor].concat());
+        assert!(stopped.is_off && stopped.has_stopped);
+        assert!(with(&action("monitor", 3, 7)).has_stopped);
+        assert!(!with(&[&*stop, &action("start", -1, 193)].concat()).has_stopped);
+        assert!(!with("").has_stopped);
+        let fenced = |quorum: &str, told: &str| {
             let root = format!("<cib have-quorum=\"{quorum}\"><configuration>{told}");
             fences(&CIB.replace("<cib><configuration>", &root)).unwrap()
         };
-        let told = |value: &str| {
-            format!("<crm_config><nvpair name=\"stonith-enabled\" value=\"{value}\"/></crm_config>")
+        let told = |name: &str, value: &str| {
+            format!("<crm_config><nvpair name=\"{name}-enabled\" value=\"{value}\"/></crm_config>")
         };
-        assert!(with("1", "") && with("1", &told("true")));
-        assert!(!with("0", "") && !with("1", &told("false")));
+        assert!(fenced("1", "") && fenced("1", &told("stonith", "True")));
+        assert!(!fenced("0", "") && !fenced("1", &told("stonith", "false")));
+        assert!(!fenced("1", &told("fencing", "false")));
         let waits = "name=\"plover-shop\" value=\"spare 3\"/><nvpair id=\"w\" name=\"plover-shop-awaits\" value=\"1\"";
         let waits = CIB.replace("name=\"plover-shop\" value=\"spare 3\"", waits);
         assert_eq!(nodes(&waits, "shop").unwrap()[2].awaits, Some(1));

@@ -1,6 +1,5 @@
 //! A replica's status in Pacemaker's terms.
 
-use super::off::AWAITS;
 use super::{Code, Outcome};
 use plover_lab::control::DaemonStatus;
 use plover_lab::status::{GroupStatus, ReplicaStatus};
@@ -75,18 +74,19 @@ pub(super) fn attributes(
 }
 
 /// Those of a node without a replica that answers: its role is this, if it has any.
-pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<String>); 4] {
+pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<String>); 3] {
     [
         ("", role.map(str::to_owned)),
         ("-protected", None),
         (LACKS, None),
-        (AWAITS, None),
     ]
 }
 
 /// Whether a status is of a group of two.
 pub(super) fn is_pair(status: &Map<String, Value>) -> bool {
-    status.get("pair") == Some(&Value::Bool(true))
+    // A replica of a former release says only the second.
+    let says = |key: &str| status.get(key) == Some(&Value::Bool(true));
+    says("pair") || says("can_split")
 }
 
 /// The other one of two replicas, if this one waits until that one is heard or known to be off.

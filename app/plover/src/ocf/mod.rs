@@ -179,15 +179,12 @@ fn carry_out(
         "monitor" => instance.monitor(),
         "reload-agent" => instance.reload(),
         "notify" => {
-            let word = |name: &str| {
-                let value = variable(&format!("OCF_RESKEY_CRM_meta_notify_{name}"));
-                value
-                    .and_then(|it| it.into_string().ok())
-                    .unwrap_or_default()
+            let says = |name: &str, word: &str| {
+                variable(&format!("OCF_RESKEY_CRM_meta_notify_{name}")).is_some_and(|it| it == word)
             };
-            match (word("type").as_str(), word("operation").as_str()) {
-                ("post", "stop") => instance.have_stopped(&word("stop_uname")),
-                _ => Outcome::SUCCESS,
+            match says("type", "post") && says("operation", "stop") {
+                true => instance.others_have_stopped(),
+                false => Outcome::SUCCESS,
             }
         }
         "validate-all" => Outcome::SUCCESS,

@@ -3,45 +3,57 @@
 //! ```text
 //!   the two hear nothing of each other: both wait
 //!     │
-//!     ├─ the cluster has lost a node, too: it fences that one
-//!     │     notify (post, stop), or else the next monitor: the node is off  ─▶ the other one goes on
-//!     └─ both nodes are there: only the replicas' network is cut
+//!     ├─ the other replica was stopped, or its node fenced
+//!     │     notify (post, stop), or else the next monitor: the cluster says that it is off ─▶ this one goes on
+//!     └─ both run, and only the replicas' network is cut
 //!           the leader's monitor: attribute plover-NAME-awaits = ID
 //!           the other's monitor: ends its replica, as if it had failed ─▶ Pacemaker: stop, notify, start
 //! ```
-//!
-//! A node counts as off if a cluster that fences and has a quorum has fenced it, or if it has left in order.
 
 use super::cluster::{self, Node};
 use super::repair::Told;
-use super::{Instance, Outcome, action, judge};
+use super::{Code, Instance, Outcome, action, judge};
 use anyhow::{Context, Result, ensure};
 use plover_lab::control::DaemonStatus;
 use plover_lab::operate;
+use plover_lab::status::GroupStatus;
 use std::time::{Duration, Instant};
 
 /// The attribute of the leader's node that names the replica for whose end it waits.
-pub(super) const AWAITS: &str = "-awaits";
+const AWAITS: &str = "-awaits";
+
+/// The same attribute, in whole.
+pub(super) fn awaits(guest: &str) -> String {
+    format!("plover-{guest}{AWAITS}")
+}
 
 /// A cut that is shorter ends no replica.
 const CUT_FOR_S: u64 = 5;
 
-/// How long the word is tried to be passed on. The replica must not have heard the other one for a timeout, and the cluster may
-/// write a moment later that it has fenced a node.
+/// For how long the word is tried to be passed on, beside the timeout for which the replica must not have heard the other one. The
+/// cluster may write a moment later that it has fenced a node.
 const ASKS_FOR: Duration = Duration::from_secs(5);
 
-/// How often it is asked.
+/// How often it is tried.
 const ASKS_EVERY: Duration = Duration::from_millis(200);
 
 impl Instance {
     /// Whether neither of this group's two replicas goes on before the other one is known to be off.
-    pub(super) fn is_fenced(&self) -> bool {
+    fn is_fenced(&self) -> bool {
         self.config.group.fencing
+    }
+
+    /// Deletes what the leader has written here.
+    pub(super) fn awaits_none(&self) {
+        if self.is_fenced() {
+            self.set_attributes(&[(AWAITS, None)]);
+        }
     }
 
     /// A monitor looks after the other one of two. Returns its outcome if this replica had to end.
     pub(super) fn look_after_the_other(&self, own: &DaemonStatus) -> Option<Outcome> {
-        if !self.is_fenced() {
+        // After a probe that ends a replica Pacemaker would start it without a stop.
+        if !self.is_fenced() || self.is_probe {
             return None;
         }
         self.decide(own).unwrap_or_else(|error| {
@@ -51,56 +63,65 @@ impl Instance {
     }
 
     fn decide(&self, own: &DaemonStatus) -> Result<Option<Outcome>> {
-        let leads = own.role == "leader";
         let awaited = judge::awaits_off(own);
-        let silent_for_s = awaited.and_then(|id| judge::silent_for_s(own, id));
-        let is_cut = leads && silent_for_s.is_some_and(|it| it >= CUT_FOR_S);
-        let written = awaited.filter(|_| is_cut).map(|id| id.to_string());
-        self.set_attributes(&[(AWAITS, written)]);
-        if leads && awaited.is_none() {
-            return Ok(None);
+        if own.role == "leader" {
+            let silent_for_s = awaited.and_then(|id| judge::silent_for_s(own, id));
+            let is_cut = silent_for_s.is_some_and(|it| it >= CUT_FOR_S);
+            // The other's copy of the guest is not given up for one that is no good.
+            let is_well = own.holds_state() && judge::health(own).code == Code::Success;
+            let written = awaited.filter(|_| is_cut && is_well);
+            self.set_attributes(&[(AWAITS, written.map(|id| id.to_string()))]);
         }
-        let seen_at = operate::boot_time();
-        let cib = self.cib()?;
-        let nodes = cluster::nodes(&cib, &self.config.group.name)?;
         if let Some(id) = awaited {
-            let other = nodes.iter().find(|it| it.is_of(id));
-            if other.is_some_and(|it| it.is_off) && cluster::fences(&cib)? {
-                operate::peer_is_off(&self.control(), id, seen_at)?;
-                return Ok(None);
+            match self.say_that_it_is_off(id) {
+                Ok(()) => return Ok(None),
+                Err(error) => eprintln!("replica {id} is not known to be off: {error:#}"),
             }
         }
-        let leader_waits = |it: &Node| it.awaits == Some(own.id) && it.leads_and_is_there();
-        if !leads && nodes.iter().any(leader_waits) {
+        if own.role != "leader" && self.is_awaited(own.id)? {
             return self.end_for_the_leader(own.id).map(Some);
         }
         Ok(None)
     }
 
-    /// Ends the replica, so that the leader, which is cut off from it, knows that it is off.
-    fn end_for_the_leader(&self, id: u8) -> Result<Outcome> {
-        eprintln!(
-            "replica {id} is ended: the leader hears nothing from it, serves nothing before it is off, and both hosts are there"
-        );
-        self.end(false).map_err(anyhow::Error::msg)?;
-        self.set_attributes(&judge::attributes_of_none(None));
-        Ok(Outcome::NOT_RUNNING)
+    /// Whether the leader waits for the end of this replica, which it does not hear.
+    pub(super) fn is_awaited(&self, id: u8) -> Result<bool> {
+        if !self.is_fenced() {
+            return Ok(false);
+        }
+        let nodes = self.nodes()?;
+        let waits = |it: &Node| it.awaits == Some(id) && it.leads_and_is_there();
+        if !nodes.iter().any(waits) {
+            return Ok(false);
+        }
+        // The attribute may be older than the end of the cut.
+        let group = GroupStatus::ask(&self.control());
+        let leader = group.as_ref().ok().and_then(GroupStatus::leader);
+        Ok(leader.is_none_or(|it| it.awaits_off() == Some(id)))
     }
 
-    /// Pacemaker has stopped the replicas on these nodes, or fenced the nodes.
-    pub(super) fn have_stopped(&self, nodes: &str) -> Outcome {
+    /// Ends the replica, so that the leader, which is cut off from it, knows that it is off.
+    fn end_for_the_leader(&self, id: u8) -> Result<Outcome> {
+        self.end(false).map_err(anyhow::Error::msg)?;
+        self.set_attributes(&judge::attributes_of_none(None));
+        let why = format!(
+            "replica {id} was ended: the leader hears nothing from it, and serves nothing before it is off; it starts again"
+        );
+        Ok(Outcome::of(Code::NotRunning, why))
+    }
+
+    /// Pacemaker has stopped replicas, or fenced nodes.
+    pub(super) fn others_have_stopped(&self) -> Outcome {
         if self.is_fenced() {
-            if let Err(error) = self.confirm(nodes) {
+            if let Err(error) = self.confirm() {
                 // The next monitor looks again.
-                eprintln!(
-                    "whether the other one of the two replicas is off is not known: {error:#}"
-                );
+                eprintln!("the other one of the two replicas is not known to be off: {error:#}");
             }
         }
         Outcome::SUCCESS
     }
 
-    fn confirm(&self, stopped: &str) -> Result<()> {
+    fn confirm(&self) -> Result<()> {
         let own = match self.control().status() {
             Err(error) if action::is_absent(&error) => return Ok(()),
             told => told?,
@@ -110,9 +131,10 @@ impl Instance {
         let (Some(id), None) = (others.next(), others.next()) else {
             return Ok(());
         };
-        let deadline = Instant::now() + ASKS_FOR.min(self.timeout / 2);
+        let silence = Duration::from_millis(self.config.group.timeout_ms());
+        let deadline = Instant::now() + (ASKS_FOR + silence).min(self.timeout / 2);
         loop {
-            let told = self.confirm_now(stopped, id);
+            let told = self.say_that_it_is_off(id);
             if told.is_ok() || Instant::now() > deadline {
                 return told;
             }
@@ -120,18 +142,41 @@ impl Instance {
         }
     }
 
-    fn confirm_now(&self, stopped: &str, id: u8) -> Result<()> {
+    /// Tells the replica that the other one is off, if the cluster says so.
+    fn say_that_it_is_off(&self, id: u8) -> Result<()> {
         let seen_at = operate::boot_time();
+        self.is_off(id)?;
+        operate::peer_is_off(&self.control(), id, seen_at)?;
+        self.awaits_none();
+        Ok(())
+    }
+
+    /// # Errors
+    /// The cluster does not say that it is off: the error says what it says.
+    fn is_off(&self, id: u8) -> Result<()> {
         let cib = self.cib()?;
         let nodes = cluster::nodes(&cib, &self.config.group.name)?;
-        let other = nodes.iter().find(|it| it.is_of(id));
-        let other = other.context("the cluster does not say where it is")?;
-        if !stopped.split_whitespace().any(|it| it == other.name) {
+        let mut on = nodes.iter().filter(|it| it.is_of(id));
+        let node = on.next().with_context(|| {
+            format!("the cluster does not say where replica {id} is: run `plover fleet apply`")
+        })?;
+        ensure!(
+            on.next().is_none(),
+            "the cluster has replica {id} on several nodes: delete the attribute of those that it has left"
+        );
+        let name = &node.name;
+        if node.is_online {
+            ensure!(
+                node.has_stopped,
+                "{name} is there, and its replica was not stopped"
+            );
             return Ok(());
         }
-        // A cluster that does not fence takes the replicas of a node that it has lost for stopped.
-        let is_known = other.is_online || other.is_off && cluster::fences(&cib)?;
-        ensure!(is_known, "{} is lost, and was not fenced", other.name);
-        Ok(operate::peer_is_off(&self.control(), id, seen_at)?)
+        ensure!(
+            cluster::fences(&cib)?,
+            "{name} is lost, and this cluster has no quorum, or does not fence (stonith-enabled)"
+        );
+        ensure!(node.is_off, "{name} is lost, and was not fenced yet");
+        Ok(())
     }
 }

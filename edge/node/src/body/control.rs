@@ -232,10 +232,7 @@ impl Body {
         let why = if !self.config.group.fencing {
             Some("this group waits for no such word: it has no `group.fencing`".to_owned())
         } else if peer == status.id || !others.contains(peer) {
-            Some(format!(
-                "replica {id} is not the other one of this group: that is one of {}",
-                others.in_words()
-            ))
+            Some(format!("replica {id} is not the other one of this group"))
         } else if seen_at > clock::now() {
             Some("this was seen in the future: give the clock that goes on while a host is suspended".into())
         } else if seen_at < self.replica.consensus_core().silent_from() {
@@ -252,8 +249,9 @@ impl Body {
             event = "peer_off",
             "replica {id} is said to be off: this replica goes on without it"
         );
+        let awaited = self.replica.consensus_core().status().awaits_off == Some(peer);
         self.apply(Event::PeerOff { peer, seen_at })?;
-        Ok(json!({"ok": true}))
+        Ok(json!({"ok": true, "awaited": awaited}))
     }
 
     pub(super) fn is_guest_off(&self) -> bool {
