@@ -182,8 +182,9 @@ pub enum Command {
     },
     /// Say that the host of the other one of two replicas is off, so that this one goes on alone (`group.fencing`).
     ///
-    /// Pacemaker says it by itself where it fences. Say it only after you have made sure that this host is off, or that no
-    /// process of the replica runs there: if it still serves, both do, and what one of them has answered is lost.
+    /// Pacemaker says it by itself where it fences. Say it on one of the two hosts only, after you have made sure that the
+    /// other one is off, or that no process of its replica runs: one that does keeps an old guest, and goes on with that when
+    /// it is told that this one is off.
     #[command(after_help = "Example:\n  plover confirm-off 1 --run-dir /run/plover/shop-db")]
     ConfirmOff {
         /// The replica that is off.

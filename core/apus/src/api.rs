@@ -39,8 +39,8 @@ pub enum Event<'a> {
     /// one of a process that still runs breaks the lease.
     ProcessDied(Incarnation),
     /// The other one of a pair with [`Config::fencing`](crate::Config::fencing) runs no more: its host was powered off, or its
-    /// process has ended. Ignored in other groups, and if it had not been silent for a timeout at `seen_at`, for then
-    /// another process may run. A report that is ignored, or lost, is to be repeated while it is true.
+    /// process has ended. Ignored in other groups, and if something has come from it since `seen_at`, for then another
+    /// process may run; or within the last timeout. A report that is ignored, or lost, is to be repeated while it is true.
     PeerOff {
         /// The other one.
         peer: ReplicaId,

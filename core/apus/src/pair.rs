@@ -42,9 +42,9 @@
 //!   Recovery        its next process asks where the group stands (a backup's leader)
 //! ```
 //!
-//! A proof counts until the other one is heard again: then it is another process, which holds no guest. For the same reason
-//! a report counts only if the other one had been silent for a timeout when the caller began to look. No clock matters
-//! any more, so nobody doubts: one that was stopped has not been succeeded, or it would have been ended.
+//! A `PeerOff` counts until the other one is heard again: then it is another process, which holds no guest. For the same
+//! reason it counts only if nothing has come from the other one since the caller began to look, nor for a timeout. No clock
+//! matters any more, so nobody doubts: one that was stopped has not been succeeded, or it would have been ended.
 //!
 //! # After a cut
 //!
@@ -103,7 +103,10 @@ impl Apus {
         let changes = self.log.in_sync_at() > self.log.commit();
         let asks = match peer.liveness() {
             Some(true) => true,
-            Some(false) => self.config.fencing && !self.is_off(),
+            Some(false) => {
+                let ended = peer.answered_by().is_some_and(|it| self.heard.is_dead(it));
+                self.config.fencing && !self.is_off() && !ended
+            }
             None => !took_over,
         };
         let asked = changes && asks;
@@ -207,10 +210,10 @@ impl Apus {
         other.filter(|_| self.config.fencing && waits)
     }
 
-    /// From when on the other one of a pair has been silent for a timeout, unless it is heard until then. A report that it is
-    /// off ([`Event::PeerOff`](crate::Event::PeerOff)) is ignored if it was seen earlier.
-    pub fn silent_from(&self) -> Micros {
-        self.other.heard_at + self.config.timeout
+    /// Whether the other one of a pair has been silent since `seen_at`, and for a timeout. A report that it is off
+    /// ([`Event::PeerOff`](crate::Event::PeerOff)) is ignored if not.
+    pub fn other_is_silent(&self, now: Micros, seen_at: Micros) -> bool {
+        seen_at >= self.other.heard_at && now >= self.other.heard_at + self.config.timeout
     }
 
     fn is_off(&self) -> bool {
@@ -234,8 +237,8 @@ impl Apus {
         seen_at: Micros,
         out: &mut Vec<Command>,
     ) {
-        let is_old = seen_at < self.silent_from() && !canary!(self.config, OldFencing);
-        if self.config.fencing && peer != self.config.me && !is_old {
+        let counts = self.other_is_silent(now, seen_at) || canary!(self.config, OldFencing);
+        if self.config.fencing && peer != self.config.me && counts {
             self.other_is_off(now, peer, out);
         }
     }
@@ -253,8 +256,9 @@ impl Apus {
         self.advance_commit(now, out);
     }
 
-    /// A process of `peer` asks where the group stands. If it is not the leader's that was heard last, that one has ended:
-    /// no two processes run for a replica at once.
+    /// This process asks where the group stands. If it is of the leader that was heard last, and another one than that, the
+    /// other one has ended: a state directory has one process at a time. (A copy of it elsewhere is what no replica can see
+    /// that hears only one of the two.)
     pub(crate) fn leader_has_restarted(
         &mut self,
         now: Micros,

@@ -138,9 +138,9 @@ fn a_leader_is_told_of_a_dead_backup() {
 }
 
 /// A backup that takes over from a dead leader of a pair goes on alone; a leader that is told of its
-/// dead partner still counts heartbeats.
+/// dead partner still counts heartbeats, unless nobody takes over from one that lives.
 #[test]
-fn in_a_pair_only_the_backup_believes_reports() {
+fn in_a_pair_without_fencing_only_the_backup_believes_reports() {
     let pair = |fencing| {
         let configs = (0..2).map(|me| Config {
             pair: true,

@@ -282,7 +282,13 @@ fn with_fencing_the_one_goes_on_when_the_other_is_off() {
     run_cut(&mut group, LONG, &[1]);
     assert!(leads(&group, 1) && group.delivered_at(1).contains(&known.0));
 
+    // Not while it is hardly silent.
     let mut group = fenced();
+    run_cut(&mut group, HEARTBEAT, &[0]);
+    let now = group.now;
+    said_off(&mut group, 0, now);
+    assert!(group.cores[0].lease_until() < Micros::NEVER);
+    assert!(!group.liveness(0).contains(&(1, false)));
     run_cut(&mut group, LONG, &[0]);
     drop_partner(&mut group);
     let later = group.app(10);
@@ -292,11 +298,11 @@ fn with_fencing_the_one_goes_on_when_the_other_is_off() {
     assert_eq!(group.cores[0].lease_until(), Micros::NEVER);
 }
 
-/// What was seen before the other one had been silent for a timeout may be of its last process.
+/// What was seen before the other one was heard last is of an older process.
 #[test]
 fn with_fencing_old_news_counts_for_nothing() {
     let mut group = fenced();
-    let seen_at = group.cores[1].silent_from();
+    let seen_at = group.now;
     run(&mut group, LONG, &[0, 1]);
     run_cut(&mut group, LONG, &[1]);
     said_off(&mut group, 1, seen_at);

@@ -101,7 +101,7 @@ pub struct GroupConfig {
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
     /// A replica that is silent for this long, in ms, is suspected. If it is missing: 150, or 500 in a group of two, where
-    /// both replicas serve after a wrong suspicion. The secondary stands for election
+    /// a wrong suspicion costs more. The secondary stands for election
     /// a sixteenth of this later. At least three heartbeats. A busy host may be silent for some 100 ms: a short
     /// timeout fails over faster, and sometimes without need.
     /// A leader is suspected sooner: when it has been silent for twice as long as it ever was in the

@@ -1,7 +1,7 @@
 //! A group of two under Pacemaker with fencing (`group.fencing`) and a third node: hosts are cut off and fenced, the network
 //! between the replicas alone is cut, under load. Nothing that was acknowledged is lost, and one replica sends at a time (`prove`).
 //!
-//! It takes four minutes, and needs the packages of `fleet.rs`:
+//! It takes three minutes, and needs the packages of `fleet.rs`:
 //! `cargo test --release -p plover-lab-proof fleet_pair:: -- --ignored --nocapture`
 
 use anyhow::{Context, Result, ensure};
@@ -21,7 +21,7 @@ const ARBITER: u8 = 2;
 const FENCED: &str = "[group]\ntimeout_ms = 1000\nfencing = true\n[guest]\naccel = \"tcg\"\n";
 
 #[test]
-#[ignore = "takes four minutes, and needs packages: the command is at the head of this file"]
+#[ignore = "takes three minutes, and needs packages: the command is at the head of this file"]
 fn fencing_keeps_a_pair_from_splitting() {
     let fenced = overlay(FENCED);
     let options = Options {
@@ -152,10 +152,14 @@ fn a_host_is_fenced(lab: &mut Experiment, cluster: &mut Cluster, of: &str) -> Re
     let fenced = begun.elapsed().as_millis();
     ensure!(cluster.is_to_be_fenced(cut), "{other} was fenced");
     ensure!(!cluster.is_to_be_fenced(other), "both are fenced");
+    // The device takes its time, longer than from one monitor to the next. Nobody goes on before it is done.
+    lab.progress().sleep(Duration::from_secs(12))?;
+    let alone = [cut, other].iter().any(|id| serves_alone(lab, *id));
+    ensure!(!alone, "one serves alone, and the other is not off yet");
+    lab.lab().fault(Fault::Kill, cut)?;
     // A host that is powered off loses its rules, too.
     rules(cluster, "del", &drops)?;
     lab.lab().fault(Fault::Heal, cut)?;
-    lab.lab().fault(Fault::Kill, cut)?;
     cluster.is_off(cut)?;
     let off = Instant::now();
     lab.wait("the other one serves alone", |lab| {
@@ -185,8 +189,11 @@ fn a_host_is_fenced(lab: &mut Experiment, cluster: &mut Cluster, of: &str) -> Re
 fn the_replicas_alone_are_cut(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
     let (leader, since) = (with_role(lab, "leader")?, now_us());
     let pid = lab.lab().control(leader).status()?.plover_pid;
-    let drops = ["ipproto tcp dport 7700", "ipproto tcp sport 7700"];
-    let drops = drops.map(|it| (leader, it.to_owned()));
+    // The word of a host that a process has died there goes by UDP.
+    let ways = ["tcp dport", "tcp sport", "udp dport", "udp sport"];
+    let ways = ways.map(|it| format!("ipproto {it} 7700"));
+    let drops = [leader, 1 - leader].map(|host| ways.each_ref().map(|way| (host, way.clone())));
+    let drops = drops.concat();
     rules(cluster, "add", &drops)?;
     lab.wait("the leader serves alone", |lab| {
         Ok(serves_alone(lab, leader))
@@ -200,6 +207,11 @@ fn the_replicas_alone_are_cut(lab: &mut Experiment, cluster: &Cluster) -> Result
     wait_until_protected(lab, leader)?;
     let status = lab.lab().control(leader).status()?;
     ensure!(status.plover_pid == pid, "the leader was started again");
+    let other = lab.lab().control(1 - leader).status()?.plover_pid;
+    // Longer than from one monitor to the next.
+    lab.progress().sleep(Duration::from_secs(12))?;
+    let now = lab.lab().control(1 - leader).status()?.plover_pid;
+    ensure!(now == other, "the secondary was ended once more");
     Ok(())
 }
 

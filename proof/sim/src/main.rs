@@ -22,7 +22,7 @@ struct Arguments {
     #[arg(long, conflicts_with = "fencing")]
     cuts: bool,
     /// Let links fail in groups of two, and let neither go on alone before the other one is known to be off.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "replicas")]
     fencing: bool,
     /// Protect the guest so (`plover policy list`); by default each seed chooses.
     #[arg(long, value_parser = policy)]

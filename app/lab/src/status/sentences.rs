@@ -87,7 +87,8 @@ impl GroupStatus {
             if let Some(other) = replica.awaits_off() {
                 told.push(format!(
                     "Replica {} hears nothing from replica {other}, and waits until that one is heard or known to be off. Pacemaker \
-                     says so when it has fenced that host; if you have made sure that it is off: `plover confirm-off {other}`.",
+                     says so when it has fenced that host. If you have ended replica {other} and made sure that it does not run: \
+                     `plover confirm-off {other}`, on this host only.",
                     replica.id
                 ));
             }

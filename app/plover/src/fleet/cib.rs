@@ -42,6 +42,8 @@ pub struct Plan {
     unseen: BTreeSet<String>,
     /// Nodes whose members do not fit: name, what they take, what there is.
     full: Vec<(String, u64, u64)>,
+    /// Guests that wait for fencing where there is none.
+    unfenced: Vec<String>,
 }
 
 /// An attribute of a node that is to go.
@@ -94,6 +96,11 @@ impl Cib {
             "<configuration><nodes>{}</nodes><resources>{resources}</resources><constraints>{constraints}</constraints></configuration>",
             nodes_with(&live, &plan.attributes()),
         );
+        plan.unfenced = guests
+            .iter()
+            .filter(|it| it.fencing && !can_fence(&live))
+            .map(|it| it.name.clone())
+            .collect();
         plan.full = full_nodes(&live, guests, &plan.members);
         plan.others = guests_of(&live)
             .filter(|name| guests.iter().all(|it| it.name != **name))
@@ -153,6 +160,15 @@ impl Plan {
         self.former.extend(known.map(|it| it.former(&of_spare)));
         Ok(true)
     }
+}
+
+/// Whether the cluster has a fencing device, and may use it.
+fn can_fence(live: &Document<'_>) -> bool {
+    let has = |key: &str, value: &str| {
+        let mut all = live.descendants();
+        all.any(|it| it.has_tag_name("primitive") && it.attribute(key) == Some(value))
+    };
+    has("class", "stonith") && crate::ocf::may_fence(live)
 }
 
 /// The nodes whose members take more memory than they have for replicas, of all guests: those that the cluster has and those of
@@ -349,6 +365,13 @@ impl fmt::Display for Plan {
             writeln!(
                 f,
                 "{node}: the cluster has never seen this node, and starts nothing there: run this again when it has joined"
+            )?;
+        }
+        for name in &self.unfenced {
+            writeln!(
+                f,
+                "{name}: has group.fencing, and this cluster cannot fence (no fencing device, or stonith-enabled=false): when a \
+                 host is lost the guest stands still until a person says that it is off"
             )?;
         }
         for place in &self.stale {

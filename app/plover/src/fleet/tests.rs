@@ -155,6 +155,13 @@ fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
     .unwrap();
     let guests = guests::read(folder.path()).unwrap();
     let fenced = &render::all(&guests, &Hosts::new(CMAP, &[])).unwrap()[1];
+    let told = plan(&guests, EMPTY);
+    assert!(
+        told.contains("two: has group.fencing, and this cluster cannot fence"),
+        "{told}"
+    );
+    let device = "<resources><primitive id=\"p\" class=\"stonith\" type=\"ipmi\"/></resources>";
+    assert!(!plan(&guests, &EMPTY.replace("<resources/>", device)).contains("cannot fence"));
     let notifies = "id=\"two-clone-meta-notify\" name=\"notify\" value=\"true\"";
     assert!(fenced.resources.contains(notifies));
     let max = "id=\"two-clone-meta-clone-max\" name=\"clone-max\" value=\"2\"";

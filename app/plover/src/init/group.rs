@@ -253,8 +253,8 @@ impl<'a> Group<'a> {
             }
         }
         if self.hosts.len() == 2 {
-            // The default policy needs a majority.
-            text += "\n[policy]\nname = \"colo\"\n";
+            // The default policy needs a majority, or fencing.
+            text += "\n[policy]\nname = \"colo\"   # with group.fencing any: docs/pairs.md\n";
         }
         let _ = write!(
             text,

@@ -258,7 +258,7 @@ impl Instance {
                 Leave::Now => return Ok(()),
                 Leave::Later(_) if is_late => return Ok(()),
                 // The leader waits for just that.
-                Leave::Never(_) if self.is_awaited(id).unwrap_or(false) => return Ok(()),
+                Leave::Never(_) if self.is_awaited_by(id) => return Ok(()),
                 Leave::Never(why) if is_late => return Err(why),
                 Leave::Later(_) if !is_ordered => {
                     is_ordered = control.request(&json!({"op": "drain"})).is_ok();
@@ -266,6 +266,12 @@ impl Instance {
                 _ => std::thread::sleep(LOOK_EVERY),
             }
         }
+    }
+
+    /// Whether the other one of two waits for the end of this replica.
+    fn is_awaited_by(&self, id: u8) -> bool {
+        let own = self.control().status().ok().filter(|own| own.id == id);
+        own.is_some_and(|own| own.role != "leader" && self.is_awaited(&own).unwrap_or(false))
     }
 
     /// Ends the replica.

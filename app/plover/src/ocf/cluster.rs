@@ -42,7 +42,7 @@ pub(super) struct Node {
     pub is_off: bool,
     /// The replica there was stopped, and not started again.
     pub has_stopped: bool,
-    /// The replica for whose end the leader there waits.
+    /// The replica for whose end the one there waits.
     pub awaits: Option<u8>,
 }
 
@@ -66,11 +66,6 @@ impl Node {
     /// Whether this replica may get a place there.
     pub fn is_spare_of(&self, id: u8) -> bool {
         self.spare.as_ref().is_some_and(|it| it.0 == id)
-    }
-
-    /// Whether the leader is there, and the node as well.
-    pub fn leads_and_is_there(&self) -> bool {
-        self.is_online && self.role.as_deref() == Some("leader")
     }
 
     /// Whether it is the host of this member.
@@ -201,18 +196,22 @@ fn last_of(node: Element<'_, '_>, guest: &str) -> Last {
 pub(super) fn fences(cib: &str) -> Result<bool> {
     let document = Document::parse(cib).context("the answer of cibadmin is not understood")?;
     let has_quorum = document.root_element().attribute("have-quorum") == Some("1");
-    let mut pairs = document.descendants().filter(|it| {
+    Ok(has_quorum && may_fence(&document))
+}
+
+/// Whether the properties of a cluster let it fence.
+pub fn may_fence(cib: &Document<'_>) -> bool {
+    let mut pairs = cib.descendants().filter(|it| {
         let is_property = it.ancestors().any(|it| it.has_tag_name("crm_config"));
         // Since Pacemaker 3.0 it has another name.
         let names = ["stonith-enabled", "fencing-enabled"];
         is_property && it.attribute("name").is_some_and(|it| names.contains(&it))
     });
     // Pacemaker fences unless it is told not to.
-    let fences = pairs.all(|it| {
+    pairs.all(|it| {
         let value = it.attribute("value").unwrap_or_default().to_lowercase();
         matches!(value.as_str(), "true" | "on" | "yes" | "y" | "1")
-    });
-    Ok(has_quorum && fences)
+    })
 }
 
 /// `ID@ADDRESS`.

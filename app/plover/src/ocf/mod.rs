@@ -25,6 +25,8 @@ mod repair;
 #[cfg(test)]
 mod tests;
 
+pub use cluster::may_fence;
+
 use crate::at::RUN;
 use judge::Attributes;
 use plover_lab::control::Control;

@@ -6,7 +6,7 @@
 //!     ├─ the other replica was stopped, or its node fenced
 //!     │     notify (post, stop), or else the next monitor: the cluster says that it is off ─▶ this one goes on
 //!     └─ both run, and only the replicas' network is cut
-//!           the leader's monitor: attribute plover-NAME-awaits = ID
+//!           the leader's monitor, or else that of the one that has the guest: attribute plover-NAME-awaits = ID
 //!           the other's monitor: ends its replica, as if it had failed ─▶ Pacemaker: stop, notify, start
 //! ```
 
@@ -19,7 +19,7 @@ use plover_lab::operate;
 use plover_lab::status::GroupStatus;
 use std::time::{Duration, Instant};
 
-/// The attribute of the leader's node that names the replica for whose end it waits.
+/// The attribute of a node that names the replica for whose end it waits.
 const AWAITS: &str = "-awaits";
 
 /// The same attribute, in whole.
@@ -64,48 +64,54 @@ impl Instance {
 
     fn decide(&self, own: &DaemonStatus) -> Result<Option<Outcome>> {
         let awaited = judge::awaits_off(own);
-        if own.role == "leader" {
-            let silent_for_s = awaited.and_then(|id| judge::silent_for_s(own, id));
-            let is_cut = silent_for_s.is_some_and(|it| it >= CUT_FOR_S);
-            // The other's copy of the guest is not given up for one that is no good.
-            let is_well = own.holds_state() && judge::health(own).code == Code::Success;
-            let written = awaited.filter(|_| is_cut && is_well);
-            self.set_attributes(&[(AWAITS, written.map(|id| id.to_string()))]);
-        }
+        // A leader says for how long. One that follows looks for a leader only after a timeout.
+        let silent_for_s = awaited.and_then(|id| judge::silent_for_s(own, id));
+        let is_cut = own.role != "leader" || silent_for_s.is_some_and(|it| it >= CUT_FOR_S);
+        // The other's copy of the guest is not given up for one that is no good.
+        let is_well = own.holds_state() && judge::health(own).code == Code::Success;
+        let written = awaited.filter(|_| is_cut && is_well);
+        self.set_attributes(&[(AWAITS, written.map(|id| id.to_string()))]);
         if let Some(id) = awaited {
             match self.say_that_it_is_off(id) {
                 Ok(()) => return Ok(None),
                 Err(error) => eprintln!("replica {id} is not known to be off: {error:#}"),
             }
         }
-        if own.role != "leader" && self.is_awaited(own.id)? {
-            return self.end_for_the_leader(own.id).map(Some);
+        if own.role != "leader" && self.is_awaited(own)? {
+            return self.end_for_the_other(own.id).map(Some);
         }
         Ok(None)
     }
 
-    /// Whether the leader waits for the end of this replica, which it does not hear.
-    pub(super) fn is_awaited(&self, id: u8) -> Result<bool> {
+    /// Whether the other one waits for the end of this replica, which it does not hear, and the guest survives that: the other one
+    /// leads, or this one has no guest.
+    pub(super) fn is_awaited(&self, own: &DaemonStatus) -> Result<bool> {
         if !self.is_fenced() {
             return Ok(false);
         }
         let nodes = self.nodes()?;
-        let waits = |it: &Node| it.awaits == Some(id) && it.leads_and_is_there();
-        if !nodes.iter().any(waits) {
+        let waits = |it: &&Node| {
+            let leads = it.role.as_deref() == Some("leader");
+            it.is_online && it.awaits == Some(own.id) && (leads || !own.holds_state())
+        };
+        let Some(node) = nodes.iter().find(waits) else {
             return Ok(false);
-        }
+        };
         // The attribute may be older than the end of the cut.
         let group = GroupStatus::ask(&self.control());
-        let leader = group.as_ref().ok().and_then(GroupStatus::leader);
-        Ok(leader.is_none_or(|it| it.awaits_off() == Some(id)))
+        let other = node
+            .member
+            .and_then(|it| group.as_ref().ok()?.replica(it.id));
+        let other = other.filter(|it| it.answers());
+        Ok(other.is_none_or(|it| it.awaits_off() == Some(own.id)))
     }
 
-    /// Ends the replica, so that the leader, which is cut off from it, knows that it is off.
-    fn end_for_the_leader(&self, id: u8) -> Result<Outcome> {
+    /// Ends the replica, so that the other one, which is cut off from it, knows that it is off.
+    fn end_for_the_other(&self, id: u8) -> Result<Outcome> {
         self.end(false).map_err(anyhow::Error::msg)?;
         self.set_attributes(&judge::attributes_of_none(None));
         let why = format!(
-            "replica {id} was ended: the leader hears nothing from it, and serves nothing before it is off; it starts again"
+            "replica {id} was ended: the other one hears nothing from it, and serves nothing before it is off; it starts again"
         );
         Ok(Outcome::of(Code::NotRunning, why))
     }

@@ -84,6 +84,14 @@ pub struct Config {
 }
 
 impl Config {
+    /// The policy, and with what it may be broken, in words: the same on all replicas.
+    pub(crate) fn promises(&self) -> String {
+        match self.fencing {
+            true => format!("{}, fencing", self.policy),
+            false => self.policy.to_string(),
+        }
+    }
+
     /// The default policy with its default bounds, for a guest with so many pages of RAM and no disks. The
     /// hash key and the seed are fixed: a replica that is to run in earnest draws them.
     pub fn new(me: ReplicaId, members: ReplicaSet, ram_pages: u32) -> Self {

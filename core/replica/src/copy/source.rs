@@ -28,7 +28,7 @@ impl Context {
             purpose,
             attempt,
             stream: stream.id,
-            policy: self.config.policy.to_string(),
+            policy: self.config.promises(),
             machine: self.guest.machine.clone(),
             pages: self.config.layout.pages(),
             disk_blocks: self.config.layout.disk_blocks(),

@@ -260,10 +260,10 @@ impl Replica {
 
     /// Why this replica cannot run the leader's guest: it is configured for another.
     fn why_not_copy(&self, policy: &str, (pages, blocks): (u32, u32)) -> Option<String> {
-        let own = self.cx.config.policy.to_string();
+        let own = self.cx.config.promises();
         if policy != own {
             return Some(format!(
-                "the [policy] of its configuration is another than the leader's: {own} instead of \
+                "the [policy] or group.fencing of its configuration is another than the leader's: {own} instead of \
                  {policy}"
             ));
         }

@@ -235,7 +235,11 @@ impl Body {
             Some(format!("replica {id} is not the other one of this group"))
         } else if seen_at > clock::now() {
             Some("this was seen in the future: give the clock that goes on while a host is suspended".into())
-        } else if seen_at < self.replica.consensus_core().silent_from() {
+        } else if !self
+            .replica
+            .consensus_core()
+            .other_is_silent(clock::now(), seen_at)
+        {
             Some(format!(
                 "replica {id} was heard just before that: make sure that it is off, and say so again"
             ))
@@ -245,10 +249,7 @@ impl Body {
         if let Some(why) = why {
             return Ok(json!({"error": why}));
         }
-        tracing::warn!(
-            event = "peer_off",
-            "replica {id} is said to be off: this replica goes on without it"
-        );
+        tracing::warn!(event = "peer_off", "replica {id} is said to be off");
         let awaited = self.replica.consensus_core().status().awaits_off == Some(peer);
         self.apply(Event::PeerOff { peer, seen_at })?;
         Ok(json!({"ok": true, "awaited": awaited}))

@@ -24,7 +24,7 @@ impl ReplicaConfig {
             (name, n) => {
                 return mismatch(format!(
                     "policy.name = \"{name}\" needs 3, 5, 7 or 9 replicas, or 2 \
-                     under some policies (plover policy list), the group has {n}"
+                     under some policies (plover policy list) or with group.fencing, the group has {n}"
                 ));
             }
         }
