@@ -56,7 +56,7 @@ mod tests {
             }
             assert!(page(&format!("plover-{name}.1")).is_ok(), "{name}");
             assert!(
-                top.contains(&format!("plover\\-{name}(1)")),
+                top.contains(&format!("plover\\-{}(1)", name.replace('-', "\\-"))),
                 "{name}: {top}"
             );
             for text in &completions {

@@ -88,7 +88,7 @@ fn table() -> String {
     let of_pairs: Vec<&str> = of_pairs.map(|preset| preset.name).collect();
     let _ = writeln!(
         text,
-        "with two replicas, which can split: {}; with group.fencing all",
+        "with two replicas, which can split: {}\nwith two replicas and group.fencing: all",
         of_pairs.join(", ")
     );
     let _ = writeln!(text, "{} is the default", DEFAULT.name);

@@ -156,9 +156,11 @@ fn a_host_is_fenced(lab: &mut Experiment, cluster: &mut Cluster, of: &str) -> Re
     lab.progress().sleep(Duration::from_secs(12))?;
     let alone = [cut, other].iter().any(|id| serves_alone(lab, *id));
     ensure!(!alone, "one serves alone, and the other is not off yet");
+    // Its own rules cannot be deleted when it is off. Those of the others keep it cut off until then.
+    let (own, others) = drops.split_at(1);
+    rules(cluster, "del", own)?;
     lab.lab().fault(Fault::Kill, cut)?;
-    // A host that is powered off loses its rules, too.
-    rules(cluster, "del", &drops)?;
+    rules(cluster, "del", others)?;
     lab.lab().fault(Fault::Heal, cut)?;
     cluster.is_off(cut)?;
     let off = Instant::now();

@@ -162,13 +162,14 @@ impl Plan {
     }
 }
 
-/// Whether the cluster has a fencing device, and may use it.
+/// Whether the cluster has a fencing device or a watchdog for that, and may use it.
 fn can_fence(live: &Document<'_>) -> bool {
     let has = |key: &str, value: &str| {
         let mut all = live.descendants();
-        all.any(|it| it.has_tag_name("primitive") && it.attribute(key) == Some(value))
+        all.any(|it| it.attribute(key) == Some(value))
     };
-    has("class", "stonith") && crate::ocf::may_fence(live)
+    let has_one = has("class", "stonith") || has("name", "stonith-watchdog-timeout");
+    has_one && crate::ocf::may_fence(live)
 }
 
 /// The nodes whose members take more memory than they have for replicas, of all guests: those that the cluster has and those of

@@ -46,7 +46,7 @@ impl Instance {
         match self.ask() {
             Ok(own) => {
                 self.set_attributes(&judge::attributes(&own, &self.config.group));
-                if let Some(ended) = self.look_after_the_other(&own) {
+                if let Some(ended) = self.look_after_the_other(&own, begun) {
                     return ended;
                 }
                 self.look_after_members(&own, begun);
@@ -271,7 +271,7 @@ impl Instance {
     /// Whether the other one of two waits for the end of this replica.
     fn is_awaited_by(&self, id: u8) -> bool {
         let own = self.control().status().ok().filter(|own| own.id == id);
-        own.is_some_and(|own| own.role != "leader" && self.is_awaited(&own).unwrap_or(false))
+        own.is_some_and(|own| self.is_waited_for(&own).unwrap_or(false))
     }
 
     /// Ends the replica.

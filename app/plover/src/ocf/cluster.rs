@@ -178,17 +178,28 @@ fn last_of(node: Element<'_, '_>, guest: &str) -> Last {
     };
     let resources = node.descendants().filter(of_guest);
     let actions = resources.flat_map(|it| it.children().filter(Element::is_element));
+    let is_recurring = |it: &Element<'_, '_>| it.attribute("interval").is_some_and(|it| it != "0");
     let number = |it: &Element<'_, '_>| -> i64 {
         let number = it.attribute("call-id").and_then(|it| it.parse().ok());
         // One that is under way has none.
         number.filter(|it| *it >= 0).unwrap_or(i64::MAX)
     };
-    let Some(newest) = actions.max_by_key(number) else {
+    // A monitor that recurs may stay recorded as under way for ever.
+    let actions = actions.filter(|it| !is_recurring(it) || number(it) < i64::MAX);
+    let actions: Vec<_> = actions.collect();
+    let Some(newest) = actions.iter().map(number).max() else {
         return Last::Nothing;
     };
-    match (newest.attribute("operation"), newest.attribute("rc-code")) {
-        (Some("stop"), Some("0")) | (Some("monitor"), Some("7")) => Last::Stopped,
-        _ => Last::Ran,
+    // One that recurs proves nothing: if it found none, and the replica was started again by others, the failure stays recorded.
+    let says_so = |it: &Element<'_, '_>| {
+        let told = (it.attribute("operation"), it.attribute("rc-code"));
+        told == (Some("stop"), Some("0"))
+            || told == (Some("monitor"), Some("7")) && !is_recurring(it)
+    };
+    let mut newest = actions.iter().filter(|it| number(it) == newest);
+    match newest.all(says_so) {
+        true => Last::Stopped,
+        false => Last::Ran,
     }
 }
 
@@ -379,7 +390,10 @@ mod tests {
                 .swap_remove(1)
         };
         let action = |operation: &str, call: i32, code: i32| {
-            format!("<lrm_rsc_op operation=\"{operation}\" call-id=\"{call}\" rc-code=\"{code}\"/>")
+            let interval = if call == 22 || call == -2 { 10000 } else { 0 };
+            format!(
+                "<lrm_rsc_op operation=\"{operation}\" call-id=\"{call}\" rc-code=\"{code}\" interval=\"{interval}\"/>"
+            )
         };
         let (start, monitor) = (action("start", 20, 0), action("monitor", 22, 0));
         let stop = action("stop", 25, 0);
@@ -390,6 +404,18 @@ mod tests {
         assert!(with(&action("monitor", 3, 7)).has_stopped);
         assert!(!with(&[&*stop, &action("start", -1, 193)].concat()).has_stopped);
         assert!(!with("").has_stopped);
+        // It was restarted by others: the failure that the recurring monitor saw stays.
+        let failure = action("monitor", 22, 7);
+        for seen in [
+            [&*start, &monitor, &failure],
+            [&*start, &failure, &monitor],
+            [&*failure, &start, ""],
+        ] {
+            let seen = with(&seen.concat());
+            assert!(!seen.has_stopped && !seen.is_off);
+        }
+        // A recurring monitor that stays under way.
+        assert!(with(&[&*stop, &action("monitor", -2, 193)].concat()).has_stopped);
         let fenced = |quorum: &str, told: &str| {
             let root = format!("<cib have-quorum=\"{quorum}\"><configuration>{told}");
             fences(&CIB.replace("<cib><configuration>", &root)).unwrap()

@@ -51,9 +51,15 @@ impl Instance {
     }
 
     /// A monitor looks after the other one of two. Returns its outcome if this replica had to end.
-    pub(super) fn look_after_the_other(&self, own: &DaemonStatus) -> Option<Outcome> {
+    pub(super) fn look_after_the_other(
+        &self,
+        own: &DaemonStatus,
+        begun: Instant,
+    ) -> Option<Outcome> {
+        // The next monitor has more time.
+        let is_late = begun.elapsed() > self.timeout / 4;
         // After a probe that ends a replica Pacemaker would start it without a stop.
-        if !self.is_fenced() || self.is_probe {
+        if !self.is_fenced() || self.is_probe || is_late {
             return None;
         }
         self.decide(own).unwrap_or_else(|error| {
@@ -71,38 +77,55 @@ impl Instance {
         let is_well = own.holds_state() && judge::health(own).code == Code::Success;
         let written = awaited.filter(|_| is_cut && is_well);
         self.set_attributes(&[(AWAITS, written.map(|id| id.to_string()))]);
+        if own.role == "leader" && awaited.is_none() {
+            return Ok(None);
+        }
+        let cluster = self.look()?;
         if let Some(id) = awaited {
-            match self.say_that_it_is_off(id) {
+            match self.say_that_it_is_off(id, &cluster) {
                 Ok(()) => return Ok(None),
                 Err(error) => eprintln!("replica {id} is not known to be off: {error:#}"),
             }
         }
-        if own.role != "leader" && self.is_awaited(own)? {
+        if own.role != "leader" && self.is_awaited(own, &cluster.nodes)? {
             return self.end_for_the_other(own.id).map(Some);
         }
         Ok(None)
     }
 
-    /// Whether the other one waits for the end of this replica, which it does not hear, and the guest survives that: the other one
-    /// leads, or this one has no guest.
-    pub(super) fn is_awaited(&self, own: &DaemonStatus) -> Result<bool> {
-        if !self.is_fenced() {
+    fn look(&self) -> Result<Cluster> {
+        let seen_at = operate::boot_time();
+        let cib = self.cib()?;
+        Ok(Cluster {
+            seen_at,
+            fences: cluster::fences(&cib)?,
+            nodes: cluster::nodes(&cib, &self.config.group.name)?,
+        })
+    }
+
+    /// Whether the other one waits for the end of this replica.
+    pub(super) fn is_waited_for(&self, own: &DaemonStatus) -> Result<bool> {
+        if !self.is_fenced() || own.role == "leader" {
             return Ok(false);
         }
-        let nodes = self.nodes()?;
+        self.is_awaited(own, &self.nodes()?)
+    }
+
+    /// Whether the other one waits for the end of this replica, which it does not hear, and the guest survives that: the other one
+    /// leads, or this one has no guest.
+    fn is_awaited(&self, own: &DaemonStatus, nodes: &[Node]) -> Result<bool> {
         let waits = |it: &&Node| {
             let leads = it.role.as_deref() == Some("leader");
-            it.is_online && it.awaits == Some(own.id) && (leads || !own.holds_state())
+            // The agent of one that is away may not run, and then keeps no attribute up to date.
+            let is_there = it.is_online && !it.is_away;
+            is_there && it.awaits == Some(own.id) && (leads || !own.holds_state())
         };
-        let Some(node) = nodes.iter().find(waits) else {
+        let Some(place) = nodes.iter().find(waits).and_then(|it| it.member) else {
             return Ok(false);
         };
         // The attribute may be older than the end of the cut.
-        let group = GroupStatus::ask(&self.control());
-        let other = node
-            .member
-            .and_then(|it| group.as_ref().ok()?.replica(it.id));
-        let other = other.filter(|it| it.answers());
+        let group = GroupStatus::ask(&self.control())?;
+        let other = group.replica(place.id).filter(|it| it.answers());
         Ok(other.is_none_or(|it| it.awaits_off() == Some(own.id)))
     }
 
@@ -140,7 +163,9 @@ impl Instance {
         let silence = Duration::from_millis(self.config.group.timeout_ms());
         let deadline = Instant::now() + (ASKS_FOR + silence).min(self.timeout / 2);
         loop {
-            let told = self.say_that_it_is_off(id);
+            let told = self
+                .look()
+                .and_then(|cluster| self.say_that_it_is_off(id, &cluster));
             if told.is_ok() || Instant::now() > deadline {
                 return told;
             }
@@ -149,20 +174,27 @@ impl Instance {
     }
 
     /// Tells the replica that the other one is off, if the cluster says so.
-    fn say_that_it_is_off(&self, id: u8) -> Result<()> {
-        let seen_at = operate::boot_time();
-        self.is_off(id)?;
-        operate::peer_is_off(&self.control(), id, seen_at)?;
+    fn say_that_it_is_off(&self, id: u8, cluster: &Cluster) -> Result<()> {
+        cluster.knows_that_it_is_off(id)?;
+        operate::peer_is_off(&self.control(), id, cluster.seen_at)?;
         self.awaits_none();
         Ok(())
     }
+}
 
+/// The cluster, as it was seen.
+struct Cluster {
+    /// The boot time before it was asked.
+    seen_at: Duration,
+    fences: bool,
+    nodes: Vec<Node>,
+}
+
+impl Cluster {
     /// # Errors
-    /// The cluster does not say that it is off: the error says what it says.
-    fn is_off(&self, id: u8) -> Result<()> {
-        let cib = self.cib()?;
-        let nodes = cluster::nodes(&cib, &self.config.group.name)?;
-        let mut on = nodes.iter().filter(|it| it.is_of(id));
+    /// The cluster does not say that replica `id` is off: the error says what it says.
+    fn knows_that_it_is_off(&self, id: u8) -> Result<()> {
+        let mut on = self.nodes.iter().filter(|it| it.is_of(id));
         let node = on.next().with_context(|| {
             format!("the cluster does not say where replica {id} is: run `plover fleet apply`")
         })?;
@@ -179,7 +211,7 @@ impl Instance {
             return Ok(());
         }
         ensure!(
-            cluster::fences(&cib)?,
+            self.fences,
             "{name} is lost, and this cluster has no quorum, or does not fence (stonith-enabled)"
         );
         ensure!(node.is_off, "{name} is lost, and was not fenced yet");
