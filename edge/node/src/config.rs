@@ -107,7 +107,7 @@ pub struct GroupConfig {
     /// A leader is suspected sooner: when it has been silent for twice as long as it ever was in the
     /// last half minute, but not before `timeout_min_ms`.
     pub timeout_ms: Option<u64>,
-    /// The shortest silence, in ms, for which a leader is suspected. If it is missing: half of `timeout_ms`, or
+    /// The shortest silence, in ms, for which a leader is suspected; in a group of two that is always `timeout_ms`. If it is missing: half of `timeout_ms`, or
     /// three heartbeats if they are longer. If it equals `timeout_ms`, nothing is learned, and a leader is suspected
     /// after `timeout_ms`.
     pub timeout_min_ms: Option<u64>,
@@ -156,7 +156,7 @@ pub struct GroupConfig {
     /// `[[group.replica]]`: all replicas, this one included. Once hosts were replaced (`plover member`) the group's log
     /// says who they are, and a file that differs is only reported. Three, or 5, 7 or 9. One alone runs the guest
     /// unreplicated. Two have no witness: without `fencing` each goes on without the other, so a cut between them makes
-    /// two guests that both answer clients; policies that order all inputs refuse it.
+    /// two guests that both answer clients, and policies that order all inputs are not allowed.
     pub replica: Vec<PeerConfig>,
     /// `[[group.spare]]`: hosts that may take the place of a member. A replica that is named here waits to be added: by
     /// `plover member`, or by Pacemaker (`replace_after_s`).

@@ -87,8 +87,8 @@ impl GroupStatus {
             if let Some(other) = replica.awaits_off() {
                 told.push(format!(
                     "Replica {} hears nothing from replica {other}, and waits until that one is heard or known to be off. Pacemaker \
-                     says so when it has fenced that host. If you have ended replica {other} and made sure that it does not run: \
-                     `plover confirm-off {other}`, on this host only.",
+                     says so when it has fenced that host. If that host has no power, or you have ended replica {other} and \
+                     made sure that it does not run: `plover confirm-off {other}`, on this host only.",
                     replica.id
                 ));
             }

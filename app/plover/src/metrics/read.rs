@@ -342,10 +342,19 @@ pub fn disk_failed(status: &Value) -> Vec<Sample> {
     if status["disks_whole"].is_null() {
         return Vec::new();
     }
-    let failed = !status["disk_failure"].is_null();
+    is_told(status, "disk_failure")
+}
+
+pub fn awaits_off(status: &Value) -> Vec<Sample> {
+    is_told(status, "awaits_off")
+}
+
+/// Whether the status has something there.
+fn is_told(status: &Value, key: &str) -> Vec<Sample> {
+    let told = !status[key].is_null();
     vec![Sample {
         labels: Vec::new(),
-        figure: Figure::Whole(failed.into()),
+        figure: Figure::Whole(told.into()),
     }]
 }
 

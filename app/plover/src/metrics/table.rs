@@ -82,7 +82,7 @@ pub const METRICS: &[Metric] = &[
     metric("leaving", Gauge, None, &[], Truth("/leaving"), "Whether the replica hands its roles over to end"),
     metric("can_split", Gauge, None, &[], Truth("/can_split"), "Whether two replicas of the group may lead at once: it has no third one"),
     metric("doubts", Gauge, None, &[], Truth("/doubts"), "Whether one of two replicas was stopped for so long that the other may have gone on alone"),
-    metric("awaits_off", Gauge, None, &[], Number("/awaits_off"), "There while the other one of two replicas is silent and this one waits until it is heard or known to be off: its id"),
+    metric("awaits_off", Gauge, None, &[], Many(read::awaits_off), "Whether the other one of two replicas is silent, and this one waits until it is heard or known to be off"),
     metric("commit_index", Gauge, None, &[], Number("/commit"), "The last committed entry of the log that the replica knows"),
     // Losses, noticed and suffered.
     metric("peer_refused", Info, None, &["peer", "why"], Many(read::refused), "A peer without a link to the replica because one refuses the other"),
