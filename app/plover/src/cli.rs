@@ -183,8 +183,8 @@ pub enum Command {
     /// Say that the host of the other one of two replicas is off, so that this one goes on alone (`group.fencing`).
     ///
     /// Pacemaker says it by itself where it fences. Say it on one of the two hosts only, after you have made sure that the
-    /// other one is off, or that no process of its replica runs: one that does keeps an old guest, and goes on with that when
-    /// it is told that this one is off.
+    /// other one has no power, or that no process of its replica runs. A replica that still runs keeps an old guest, and goes
+    /// on with it when it is told later that this host is off.
     #[command(after_help = "Example:\n  plover confirm-off 1 --run-dir /run/plover/shop-db")]
     ConfirmOff {
         /// The replica that is off.

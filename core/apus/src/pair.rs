@@ -228,8 +228,8 @@ impl Apus {
         };
     }
 
-    /// The other one of a pair runs no more, as somebody knows who began to look at `seen_at`. What comes from it
-    /// all the same is heard: the report may have been wrong.
+    /// A report that the other one of a pair runs no more, by somebody who began to look at `seen_at`. It may be wrong, so
+    /// messages that still come from the other one are heard.
     pub(crate) fn peer_is_off(
         &mut self,
         now: Micros,

@@ -5,9 +5,10 @@ use apus::{Command, Config, Durability, EntryKind, Event, Phase};
 use plover_types::{Index, Micros, ReplicaId};
 
 /// Replica 0 leads, and both are in sync.
-fn pair_with(durability: Durability) -> Group {
+fn pair_of(durability: Durability, fencing: bool) -> Group {
     let config = |me| Config {
         pair: true,
+        fencing,
         ..config(me, 2, durability)
     };
     let mut group = Group::of(vec![config(0), config(1)]);
@@ -18,6 +19,10 @@ fn pair_with(durability: Durability) -> Group {
     run(&mut group, BRIEF, &[0, 1]);
     assert_eq!(group.status(1).in_sync, set(&[0, 1]));
     group
+}
+
+fn pair_with(durability: Durability) -> Group {
+    pair_of(durability, false)
 }
 
 fn pair() -> Group {
@@ -232,18 +237,7 @@ fn a_stall_after_the_leader_fell_silent_is_no_doubt() {
 
 /// Neither goes on before the other one is known to be off.
 fn fenced() -> Group {
-    let config = |me| Config {
-        pair: true,
-        fencing: true,
-        ..config(me, 2, Durability::Memory)
-    };
-    let mut group = Group::of(vec![config(0), config(1)]);
-    group.cores[1].set_holds_state(true);
-    group
-        .propose(EntryKind::InSync(set(&[0, 1])), 0)
-        .expect("the leader proposes");
-    run(&mut group, BRIEF, &[0, 1]);
-    group
+    pair_of(Durability::Memory, true)
 }
 
 /// `to` is told that the other one is off, as was seen at `seen_at`.
@@ -298,7 +292,7 @@ fn with_fencing_the_one_goes_on_when_the_other_is_off() {
     assert_eq!(group.cores[0].lease_until(), Micros::NEVER);
 }
 
-/// What was seen before the other one was heard last is of an older process.
+/// A report that is older than the other one's last message is of an older process.
 #[test]
 fn with_fencing_old_news_counts_for_nothing() {
     let mut group = fenced();

@@ -1,7 +1,7 @@
 //! Pairs with fencing (docs/decisions/0079): something outside of the group sees which processes run no more and says so,
 //! and ends one of two that have lost each other.
 //!
-//! What it says comes at once or late, and sometimes never or twice; also after the process has been started again. It
+//! Its reports come at once or late, and sometimes never or twice; also after the process has been started again. It
 //! looks again and again.
 
 use crate::process::State;
@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    /// What was said arrives at a process that it was said to.
+    /// A report arrives, if the process that it was sent to still runs.
     pub(crate) fn said_off(
         &mut self,
         who: ReplicaId,

@@ -32,11 +32,11 @@ pub enum Happening {
     },
     /// A replica is told that this process of another one has died.
     DeathReported(ReplicaId, Incarnation),
-    /// Who fences looks at both of a pair.
+    /// The fencing looks at both of a pair.
     Fence,
     /// This process of `who` is told that `peer` runs no more.
     SaidOff {
-        /// Who is told.
+        /// The replica that is told.
         who: ReplicaId,
         /// The number of its process.
         number: u64,

@@ -53,13 +53,11 @@ impl Instance {
                 judge::health(&own)
             }
             Err(error) if is_absent(&error) => {
-                self.awaits_none();
-                self.set_attributes(&judge::attributes_of_none(None));
+                self.tell_of_none(None);
                 Outcome::NOT_RUNNING
             }
             Err(error) => {
-                self.awaits_none();
-                self.set_attributes(&judge::attributes_of_none(Some(judge::HUNG)));
+                self.tell_of_none(Some(judge::HUNG));
                 let why = format!(
                     "the replica does not answer for {} s: {error}",
                     HUNG_AFTER.as_secs()
@@ -225,8 +223,7 @@ impl Instance {
         };
         match self.end(is_hung) {
             Ok(()) => {
-                self.awaits_none();
-                self.set_attributes(&judge::attributes_of_none(None));
+                self.tell_of_none(None);
                 Outcome::SUCCESS
             }
             Err(why) => Outcome::of(Code::Failed, why),

@@ -158,7 +158,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     Ok(nodes.into_values().collect())
 }
 
-/// What the cluster has of the replica on a node.
+/// The replica on a node, as the cluster remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     /// Nothing: it was never there, or the node was fenced.

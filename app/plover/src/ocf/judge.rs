@@ -94,13 +94,6 @@ pub(super) fn awaits_off(own: &DaemonStatus) -> Option<u8> {
     own.more.get("awaits_off")?.as_u64()?.try_into().ok()
 }
 
-/// For how long a leader has not heard a member, in seconds.
-pub(super) fn silent_for_s(own: &DaemonStatus, id: u8) -> Option<u64> {
-    let mut silences = own.more.get("silences")?.as_array()?.iter();
-    let of = silences.find(|it| it.get("id") == Some(&id.into()))?;
-    of.get("s")?.as_u64()
-}
-
 /// Whether a replica may leave its group now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Leave {

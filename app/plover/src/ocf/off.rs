@@ -43,8 +43,13 @@ impl Instance {
         self.config.group.fencing
     }
 
-    /// Deletes what the leader has written here.
-    pub(super) fn awaits_none(&self) {
+    /// Tells the cluster that no replica answers here: its role is this, if it has any.
+    pub(super) fn tell_of_none(&self, role: Option<&str>) {
+        self.awaits_none();
+        self.set_attributes(&judge::attributes_of_none(role));
+    }
+
+    fn awaits_none(&self) {
         if self.is_fenced() {
             self.set_attributes(&[(AWAITS, None)]);
         }
@@ -71,7 +76,7 @@ impl Instance {
     fn decide(&self, own: &DaemonStatus) -> Result<Option<Outcome>> {
         let awaited = judge::awaits_off(own);
         // A leader says for how long. One that follows looks for a leader only after a timeout.
-        let silent_for_s = awaited.and_then(|id| judge::silent_for_s(own, id));
+        let silent_for_s = awaited.and_then(|id| Told::of(own).silent_for_s(id));
         let is_cut = own.role != "leader" || silent_for_s.is_some_and(|it| it >= CUT_FOR_S);
         // The other's copy of the guest is not given up for one that is no good.
         let is_well = own.holds_state() && judge::health(own).code == Code::Success;
@@ -132,7 +137,7 @@ impl Instance {
     /// Ends the replica, so that the other one, which is cut off from it, knows that it is off.
     fn end_for_the_other(&self, id: u8) -> Result<Outcome> {
         self.end(false).map_err(anyhow::Error::msg)?;
-        self.set_attributes(&judge::attributes_of_none(None));
+        self.tell_of_none(None);
         let why = format!(
             "replica {id} was ended: the other one hears nothing from it, and serves nothing before it is off; it starts again"
         );

@@ -41,6 +41,12 @@ impl Told {
         let told = Value::Object(own.more.clone());
         serde_json::from_value(told).unwrap_or_default()
     }
+
+    /// For how long the leader has not heard this member, in seconds.
+    pub fn silent_for_s(&self, id: u8) -> Option<u64> {
+        let mut silences = self.silences.iter();
+        silences.find(|it| it.id == id).map(|it| it.s)
+    }
 }
 
 /// The rules of a group, by its configuration.
