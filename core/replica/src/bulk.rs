@@ -3,7 +3,7 @@
 
 use crate::api::Note;
 use crate::context::Context;
-use crate::copy::target::Offer;
+use crate::copy::offer::Offer;
 use crate::hash_keys::SyncKeys;
 use crate::leader::Leader;
 use crate::phase::Phase;

@@ -29,131 +29,25 @@ mod hashing;
 mod join_end;
 mod resetting;
 mod resting;
+mod stage;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::checkpoint::Kept;
-use self::resetting::Aside;
+use self::stage::{Complete, LeaderDirty, Stage, Stopped};
+pub(crate) use self::stage::{EarlyDirty, FollowSync};
 use crate::api::{Action, Note, Role};
 use crate::canary::canary;
 use crate::guest::{Cut, Input, Power};
-use crate::hash_keys::SyncKeys;
 use crate::jobs::Job;
 use crate::replica::Replica;
 use plover_matching::Translation;
+use plover_syncvm::StagingError;
 use plover_syncvm::message::Body;
-use plover_syncvm::{Staged, Staging, StagingError};
-use plover_types::{
-    DeviceState, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp,
-};
+use plover_types::{DeviceState, Micros, SyncNo, Unconsumed, Viewstamp};
 
 /// Staged chunks between two acknowledgements of the transfer window.
 const CHUNKS_PER_ACK: u32 = 8;
-
-/// The leader's dirty pages, and the keys of its sync.
-#[derive(Debug)]
-struct LeaderDirty {
-    set: PageSet,
-    keys: SyncKeys,
-}
-
-/// Those that came before the log entry of their syncvm, which takes another lane.
-#[derive(Debug)]
-pub(crate) struct EarlyDirty {
-    sync: SyncNo,
-    view: View,
-    dirty: LeaderDirty,
-}
-
-/// This side's guest stands at the cut.
-#[derive(Debug, Default)]
-struct Stopped {
-    /// How long it was waited for.
-    wait: Micros,
-    /// Inputs that its hypervisor had not consumed.
-    unconsumed: Unconsumed,
-}
-
-/// The leader's whole state, as the end mark completes it.
-#[derive(Debug)]
-struct Complete {
-    staged: Staged,
-    /// The leader wants to hear what the guest sends after this.
-    compare: bool,
-    /// The sequence-number translations that come with the state.
-    translations: Vec<Translation>,
-    /// The guest rests in the slot that begins with this state.
-    rests: bool,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// The guest finishes the inputs before the cut.
-    Draining {
-        since: Micros,
-        wait_max: Micros,
-        leaders: Option<LeaderDirty>,
-    },
-    /// It is being paused.
-    Pausing {
-        wait: Micros,
-        leaders: Option<LeaderDirty>,
-    },
-    /// Its dirty pages are collected; the leader's may be awaited.
-    Scanning {
-        stopped: Stopped,
-        own: Option<Runs>,
-        leaders: Option<LeaderDirty>,
-    },
-    /// Hashes are sent; pages arrive.
-    Receiving {
-        stopped: Stopped,
-        own: Runs,
-        keys: SyncKeys,
-        /// The divergent pages whose subpage hashes are being made, and the mark of those that the leader
-        /// remembers.
-        narrowed: (Vec<PageNo>, u64),
-        staging: Staging,
-    },
-    /// The pages that a reset may write are saved aside.
-    Saving(Complete, Aside),
-    /// The devices are being reset.
-    Resetting(Complete, Aside),
-    /// Pages that the reset wrote beside those are fetched.
-    Fetching(Complete, Aside),
-    /// The staged disk blocks are being made durable; with the pages to put back after a reset.
-    Durable(Complete, Vec<Vec<u8>>),
-    /// The staged state is in memory; devices are being loaded.
-    Loading(Complete),
-}
-
-/// A syncvm that this replica takes part in.
-#[derive(Debug)]
-pub(crate) struct FollowSync {
-    sync: SyncNo,
-    /// When the cut reached this side.
-    since: Micros,
-    /// The guest rests in the slot after it.
-    rests: bool,
-    stage: Stage,
-}
-
-impl FollowSync {
-    pub fn is_past_the_end_mark(&self) -> bool {
-        matches!(
-            self.stage,
-            Stage::Saving(..)
-                | Stage::Resetting(..)
-                | Stage::Fetching(..)
-                | Stage::Durable(..)
-                | Stage::Loading(_)
-        )
-    }
-
-    pub fn is_draining(&self) -> bool {
-        matches!(self.stage, Stage::Draining { .. })
-    }
-}
 
 impl Replica {
     /// The log cuts the input stream here. A guest that is still busy with the last syncvm

@@ -55,11 +55,13 @@ mod compare;
 mod history;
 mod ledger;
 pub mod message;
+mod report;
 mod staging;
 pub mod subpages;
 
 pub use compare::{Comparison, compare};
 pub use history::{HashHistory, HashReport};
 pub use ledger::Ledger;
-pub use message::{CopyPurpose, Phase, SyncMessage, SyncReport};
+pub use message::{CopyPurpose, SyncMessage};
+pub use report::{Phase, SyncReport};
 pub use staging::{Staged, Staging, StagingError};

@@ -4,8 +4,9 @@
 //! for nothing before its first syncvm, so pages are written as they come, and nothing is lost with
 //! it but time.
 
+use super::offer::Offer;
 use super::stream::COMPARE_PAGES;
-use crate::api::{Action, BootReason, Note, Role, Warm};
+use crate::api::{Action, Warm};
 use crate::canary::canary;
 use crate::context::Context;
 use crate::guest::Power;
@@ -13,8 +14,8 @@ use crate::jobs::Job;
 use crate::leader::join::WINDOW_CHUNKS;
 use crate::phase::Phase;
 use crate::replica::Replica;
-use plover_syncvm::message::{Body, CopyPurpose};
-use plover_syncvm::{Ledger, chunk};
+use plover_syncvm::chunk;
+use plover_syncvm::message::Body;
 use plover_types::{Digest, HashKey, MachineWords, PageNo, ReplicaId};
 
 /// Chunks, and comparisons, of a source that may be under way here at most. A source has [`WINDOW_CHUNKS`] under way, and
@@ -31,7 +32,7 @@ pub(crate) struct CopyTarget {
     /// The stream that was offered last.
     offered: u64,
     /// The machine that the source's hypervisor has made.
-    machine: MachineWords,
+    pub(super) machine: MachineWords,
     /// The stream that its pages follow, and how many of its chunks.
     pub follows: Option<u64>,
     chunks: u32,
@@ -41,17 +42,6 @@ pub(crate) struct CopyTarget {
     is_blank: bool,
     /// The guest's state was loaded into it: the join ends with the next one.
     pub has_state: bool,
-}
-
-/// A source's offer.
-#[derive(Debug)]
-pub(crate) struct Offer {
-    pub attempt: u64,
-    pub stream: u64,
-    pub policy: String,
-    pub machine: MachineWords,
-    /// The guest's pages, and how many of them are blocks of disks.
-    pub size: (u32, u32),
 }
 
 impl CopyTarget {
@@ -75,7 +65,7 @@ impl CopyTarget {
     }
 
     /// The stream is offered anew, by this source or another.
-    fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
+    pub(super) fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
         self.source = source;
         self.attempt = offer.attempt;
         self.offered = offer.stream;
@@ -158,17 +148,6 @@ impl CopyTarget {
     }
 }
 
-/// The parts of a machine's words that another one's lack.
-fn only_in(words: &str, others: &str) -> String {
-    let others: Vec<&str> = others.split(", ").collect();
-    let parts = words.split(", ").filter(|part| !others.contains(part));
-    let parts: Vec<&str> = parts.collect();
-    match parts.is_empty() {
-        true => "nothing".into(),
-        false => parts.join(", "),
-    }
-}
-
 impl Replica {
     /// The target that this replica is, if it is one.
     pub(crate) fn target_mut(&mut self) -> Option<&mut CopyTarget> {
@@ -179,111 +158,9 @@ impl Replica {
         }
     }
 
-    pub(crate) fn on_copy_start(&mut self, from: ReplicaId, purpose: CopyPurpose, offer: &Offer) {
-        let attempt = offer.attempt;
-        let is_free = match purpose {
-            CopyPurpose::Join => !matches!(self.role(), Role::Recovering | Role::Leader),
-            CopyPurpose::Warm => self.role() == Role::Witness,
-        };
-        if !is_free {
-            return;
-        }
-        let unwanted = purpose == CopyPurpose::Warm && self.cx.config.warm == Warm::Off;
-        let why = if unwanted {
-            Some("this replica is configured with warm_witness = \"off\"".to_string())
-        } else {
-            self.why_not_copy(&offer.policy, offer.size)
-        };
-        if let Some(why) = why {
-            self.cx.send_bulk(from, Body::CopyFailed { attempt, why });
-            return;
-        }
-        let kept = self.take_target();
-        let stands = kept.is_some();
-        if !stands {
-            self.drop_guest();
-        }
-        self.become_witness();
-        let copy = match kept {
-            Some(mut copy) => {
-                copy.is_offered(from, offer);
-                copy
-            }
-            None => CopyTarget::new(from, offer),
-        };
-        match purpose {
-            CopyPurpose::Join => self.enter(Phase::Joining { copy }),
-            CopyPurpose::Warm => self.phase = Phase::Witness { copy: Some(copy) },
-        }
-        if !stands {
-            self.cx.memory.ledger = Ledger::settled(self.cx.config.layout.pages());
-            self.cx.start_guest(BootReason::Copy);
-        } else if self.cx.guest.power == Power::Paused {
-            self.target_is_ready();
-        }
-    }
-
-    /// The hypervisor stands: a state of the source's will load here, or this replica says why not.
-    pub(crate) fn target_is_ready(&mut self) {
-        let own = self.cx.guest.machine.clone();
-        let Some(source) = self.target_mut().map(|copy| copy.machine.clone()) else {
-            return;
-        };
-        let differences = |own, source| (only_in(own, source), only_in(source, own));
-        if own.needed != source.needed {
-            let (own, source) = differences(&own.needed, &source.needed);
-            let why = format!(
-                "its hypervisor makes another machine than the source's: {own} instead of {source}"
-            );
-            self.target_died(why);
-            return self.become_witness();
-        }
-        let lacks = own.lacks(&source);
-        if !lacks.is_empty() {
-            let why = format!(
-                "its processor lacks features that the guest has found in the source's ({}): give the guest a processor that \
-                 all hosts can run, with guest.cpu (`plover check --processors`)",
-                lacks.join(", ")
-            );
-            self.target_died(why);
-            return self.become_witness();
-        }
-        if own.wanted != source.wanted {
-            let (own, source) = differences(&own.wanted, &source.wanted);
-            self.cx.note(Note::MachineDiffers { own, source });
-        }
-        let Self { cx, phase, .. } = self;
-        if let Phase::Witness { copy: Some(copy) } | Phase::Joining { copy } = phase {
-            copy.is_ready(cx);
-        }
-    }
-
-    /// Why this replica cannot run the leader's guest: it is configured for another.
-    fn why_not_copy(&self, policy: &str, (pages, blocks): (u32, u32)) -> Option<String> {
-        let own = self.cx.config.promises();
-        if policy != own {
-            return Some(format!(
-                "the [policy] or group.fencing of its configuration is another than the leader's: {own} instead of \
-                 {policy}"
-            ));
-        }
-        let (own_pages, own_blocks) = (
-            self.cx.config.layout.pages(),
-            self.cx.config.layout.disk_blocks(),
-        );
-        ((pages, blocks) != (own_pages, own_blocks)).then(|| {
-            format!(
-                "the guest has {} MiB of RAM and disks of {blocks} blocks (4 KiB), this replica is \
-                 configured for {} MiB and {own_blocks} blocks",
-                pages.saturating_sub(blocks) / 256,
-                own_pages.saturating_sub(own_blocks) / 256,
-            )
-        })
-    }
-
     /// Ends any other use of this replica's guest, if the guest has never run and no syncvm has touched it.
     /// Returns the target of the copy if there still is one.
-    fn take_target(&mut self) -> Option<CopyTarget> {
+    pub(super) fn take_target(&mut self) -> Option<CopyTarget> {
         let stands = matches!(self.cx.guest.power, Power::Starting | Power::Paused);
         if !stands || self.follow.is_some() {
             return None;

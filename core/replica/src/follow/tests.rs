@@ -1,7 +1,8 @@
 //! A secondary's part of a syncvm, on synthetic events.
 
 use crate::api::{Action, Event, Note, Role};
-use crate::copy::target::{CopyTarget, Offer};
+use crate::copy::offer::Offer;
+use crate::copy::target::CopyTarget;
 use crate::hash_keys::SyncKeys;
 use crate::jobs::JobId;
 use crate::members::GroupRecord;

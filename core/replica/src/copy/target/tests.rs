@@ -1,7 +1,8 @@
 //! A target's answers to an offer.
 
-use super::{Offer, UNDER_WAY_MAX};
+use super::UNDER_WAY_MAX;
 use crate::api::{Action, Event, Note, Role, Warm};
+use crate::copy::offer::Offer;
 use crate::replica::Replica;
 use crate::testing::{LEADER, sent_to_leader, witness};
 use plover_policy::{Policy, Preset, VSMR};
