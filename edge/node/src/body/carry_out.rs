@@ -177,7 +177,7 @@ impl Body {
 
     fn change_role(&mut self, from: Role, to: Role) {
         self.role = to;
-        self.silent_since.clear();
+        self.silences.clear();
         self.times_deposed += u64::from(to == Role::Deposed);
         if let Some(vm) = &mut self.vm {
             vm.forget_replies();

@@ -9,6 +9,31 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Instant;
 
+/// A member does not answer this leader.
+pub(super) struct Silence {
+    since: Instant,
+    /// Whether it has linked anew meanwhile.
+    has_linked: bool,
+}
+
+impl Silence {
+    fn begin() -> Self {
+        Self {
+            since: Instant::now(),
+            has_linked: false,
+        }
+    }
+
+    /// It is counted from the first new link, which may be that of a host that is back. One that links again and again, and
+    /// never answers, is lost.
+    fn link(&mut self) {
+        if !self.has_linked {
+            self.since = Instant::now();
+            self.has_linked = true;
+        }
+    }
+}
+
 impl Body {
     /// Keeps the record, and links to the replicas that it knows.
     pub(super) fn regroup(&mut self, record: GroupRecord) -> Result<(), BoxError> {
@@ -95,11 +120,11 @@ impl Body {
     pub(super) fn on_peer(&mut self, peer: ReplicaId, alive: bool) {
         let id = peer.0;
         if alive {
-            self.silent_since.remove(&peer);
+            self.silences.remove(&peer);
             tracing::info!(event = "peer_answers", peer = id, "replica {id} answers");
             return;
         }
-        self.silent_since.entry(peer).or_insert_with(Instant::now);
+        self.silences.entry(peer).or_insert_with(Silence::begin);
         if self.relay.has_stopped(peer) {
             tracing::info!(
                 event = "peer_stopped",
@@ -115,24 +140,24 @@ impl Body {
         }
     }
 
-    /// A new link to a peer is up: its silence counts from now on.
+    /// A new link to a peer is up.
     pub(super) fn has_come(&mut self, peer: ReplicaId) {
         self.relay.is_back(peer);
-        if let Some(since) = self.silent_since.get_mut(&peer) {
-            *since = Instant::now();
+        if let Some(silence) = self.silences.get_mut(&peer) {
+            silence.link();
         }
     }
 
     /// How long members have not answered this leader, in seconds, and whether they had been told to stop.
-    fn silences(&self) -> Value {
+    fn tell_of_silences(&self) -> Value {
         let members = self.replica.consensus_core().status().members.all();
-        let is_member = |it: &(&ReplicaId, &Instant)| members.contains(*it.0);
-        let silent = self.silent_since.iter().filter(is_member);
+        let is_member = |it: &(&ReplicaId, &Silence)| members.contains(*it.0);
+        let silent = self.silences.iter().filter(is_member);
         let silent = silent.filter(|_| self.role == Role::Leader);
         silent
-            .map(|(id, since)| {
+            .map(|(id, silence)| {
                 let stopped = self.relay.has_stopped(*id);
-                json!({"id": id.0, "s": since.elapsed().as_secs(), "stopped": stopped})
+                json!({"id": id.0, "s": silence.since.elapsed().as_secs(), "stopped": stopped})
             })
             .collect()
     }
@@ -148,7 +173,7 @@ impl Body {
         status["doubts"] = consensus.doubts.into();
         status["awaits_off"] = consensus.awaits_off.map(|id| id.0).into();
         status["left"] = record.left.iter().map(|id| id.0).collect();
-        status["silences"] = self.silences();
+        status["silences"] = self.tell_of_silences();
         let stale = self.config.group.stale(record);
         // One that asks the replicas of the file for the members cannot know whose are newer.
         status["stale_file"] = stale.filter(|_| self.replica.contacts().is_empty()).into();
@@ -206,5 +231,21 @@ fn words(step: ChangeStep) -> String {
             old.0
         ),
         ChangeStep::Commit => "the next entry goes into the log".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silence_counts_from_the_first_new_link() {
+        let mut silence = Silence::begin();
+        let begun = silence.since;
+        silence.link();
+        let linked = silence.since;
+        assert!(linked > begun);
+        silence.link();
+        assert_eq!(silence.since, linked);
     }
 }

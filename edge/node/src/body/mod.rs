@@ -30,6 +30,7 @@ use self::display::Viewers;
 use self::ending::Ending;
 use self::failover::Failover;
 use self::inputs::Inputs;
+use self::members::Silence;
 use self::printed::Printed;
 use self::relay::Relay;
 use self::resize::Resizing;
@@ -64,7 +65,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::Instant;
 
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
@@ -178,7 +178,7 @@ struct Body {
     crash_at: Option<Area>,
     stops_in_release: bool,
     /// The peers that do not answer this leader.
-    silent_since: BTreeMap<ReplicaId, Instant>,
+    silences: BTreeMap<ReplicaId, Silence>,
     /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
     suspicions: u64,
     times_deposed: u64,

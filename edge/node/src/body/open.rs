@@ -162,7 +162,7 @@ impl Body {
             crash_in: None,
             crash_at: None,
             stops_in_release: false,
-            silent_since: BTreeMap::new(),
+            silences: BTreeMap::new(),
             suspicions: 0,
             times_deposed: 0,
             inputs: 0,
