@@ -22,7 +22,7 @@ const ENOUGH: u64 = 300;
 const WRITERS: u64 = 4;
 
 /// Slots to compare before a fault and after it.
-const SLOTS: usize = 40;
+const SLOTS: usize = 15;
 
 /// As for `racey`: memory and disk are hashed whole at every sync.
 const OVERLAY: &str = "
