@@ -302,6 +302,8 @@ impl Cluster {
         command.args([
             "--net",
             "--mount",
+            // Where this runs in a chroot, a mount namespace's root is outside of it.
+            "--root",
             "--uts",
             "--target",
             &keeper.id().to_string(),
