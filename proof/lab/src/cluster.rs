@@ -304,6 +304,7 @@ impl Cluster {
             "--mount",
             // Where this runs in a chroot, a mount namespace's root is outside of it.
             "--root",
+            "--wd",
             "--uts",
             "--target",
             &keeper.id().to_string(),
