@@ -106,27 +106,17 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<()> {
     read_back(lab, &State::load(&record)?)
 }
 
-#[test]
-fn the_newest_disk_is_booted_after_all_hosts_were_lost() {
-    all_hosts_are_lost("t-lost", "vsmr");
-}
-
 /// A write is acknowledged when both guests have sent the answer, each after a flush to its own disk.
 /// There may be no syncvm in between.
 #[test]
-fn the_newest_disk_is_booted_where_outputs_are_released_on_match() {
-    all_hosts_are_lost("t-lost-hybrid", "hybrid");
-}
-
-fn all_hosts_are_lost(name: &str, policy: &str) {
+fn the_newest_disk_is_booted_after_all_hosts_were_lost() {
     let scratch = tempfile::tempdir().expect("a directory is made");
     let options = Options {
-        policy: policy.parse().expect("a policy"),
         guest: Guest::Storm,
         disks: vec![image(scratch.path())],
         ..Options::default()
     };
-    prove_on(name, options, lose_all);
+    prove_on("t-lost", options, lose_all);
 }
 
 /// Not empty, so that the copies that start empty have to get something.
