@@ -48,12 +48,6 @@ impl ReplicaConfig {
                     .into(),
             );
         }
-        if !(8..=1 << 20).contains(&self.guest.mem_mib) || self.guest.vcpus == 0 {
-            return mismatch(format!(
-                "guest.mem_mib = {} and guest.vcpus = {} are no machine",
-                self.guest.mem_mib, self.guest.vcpus
-            ));
-        }
         if let Some(host) = &self.host {
             host.check().map_err(ConfigError::Mismatch)?;
         }
@@ -88,7 +82,24 @@ impl ReplicaConfig {
                 disk.path.display()
             ));
         }
-        Ok(())
+        let (policy, slot) = (&self.policy, self.tuning().slot);
+        for (key, mib) in [
+            ("guard_mib", policy.guard_mib),
+            ("input_mib", policy.input_mib),
+        ] {
+            if let Some(mib) = mib.filter(|mib| !(1..=4096).contains(mib)) {
+                return mismatch(format!("policy.{key} = {mib} must be 1 to 4096"));
+            }
+        }
+        if policy.slot_min_ms.is_some() && slot.slot_min > slot.slot_max {
+            return mismatch(format!(
+                "policy.slot_min_ms = {} is above policy.slot_max_ms = {}",
+                slot.slot_min.as_ms(),
+                slot.slot_max.as_ms()
+            ));
+        }
+        let guest = self.qemu().validate();
+        guest.map_err(|error| ConfigError::Mismatch(error.to_string()))
     }
 }
 
@@ -164,6 +175,11 @@ impl GroupConfig {
         }
         if self.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
+        }
+        if self.hypervisor_timeout_ms == 0 {
+            return mismatch(
+                "group.hypervisor_timeout_ms must be at least 1: no QEMU answers in no time".into(),
+            );
         }
         self.check_keys().map_err(ConfigError::Mismatch)?;
         self.check_fabrics().map_err(ConfigError::Mismatch)
@@ -288,6 +304,23 @@ mod tests {
             ("me = 1", "me = 1\ncolour = 3", "colour"),
             ("me = 1", "me = 1\nwarm_witness = \"tepid\"", "disk"),
             ("me = 1", "me = 1\nwarm_mib_per_s = 0", "warm_mib_per_s"),
+            (
+                "me = 1",
+                "me = 1\nhypervisor_timeout_ms = 0",
+                "no QEMU answers",
+            ),
+            ("[net]", "[policy]\ninput_mib = 0\n[net]", "input_mib"),
+            (
+                "[net]",
+                "[policy]\nslot_min_ms = 51\n[net]",
+                "slot_min_ms = 51 is above policy.slot_max_ms = 50",
+            ),
+            ("kernel =", "vcpus = 300\nkernel =", "1 to 255"),
+            (
+                "kernel =",
+                "watchdog = 'itco'\nkernel =",
+                "the chip set of machine = \"q35\"",
+            ),
             (
                 "[net]",
                 "[[disk]]\npath = '/d'\nbus = 'scuzzy'\n[net]",
