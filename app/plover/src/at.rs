@@ -3,6 +3,7 @@
 use crate::cli::At;
 use anyhow::{Result, bail};
 use plover_lab::control::Control;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Where `plover init` puts the run directories: one a guest.
@@ -49,9 +50,13 @@ impl At {
     }
 }
 
-/// The run directories that have a control socket: `root` itself, or else those in it, by name.
+/// The run directories that have a control socket: `root` itself, or else those in it, by name. One that this user may not
+/// look into counts as well.
 pub fn replicas_in(root: &Path) -> Vec<PathBuf> {
-    let has_socket = |dir: &PathBuf| dir.join("control.sock").exists();
+    let has_socket = |dir: &PathBuf| match dir.join("control.sock").symlink_metadata() {
+        Ok(_) => true,
+        Err(error) => error.kind() == ErrorKind::PermissionDenied,
+    };
     let root = root.to_path_buf();
     if has_socket(&root) {
         return vec![root];

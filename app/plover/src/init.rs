@@ -123,6 +123,24 @@ pub fn run(options: &InitOptions) -> Result<ExitCode> {
 /// The step that puts the guest's disk in place.
 fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
     let (host, at) = (group.hosts[0], disk.display());
+    if disk.starts_with("/dev") {
+        let image = options.image.as_deref().unwrap_or(Path::new("IMAGE"));
+        return format!(
+            "on every host, let the service have the block device {at}, as docs/install.md says: a udev rule with \
+             OWNER=\"plover\",\n   and a line DeviceAllow={at} rw by `systemctl edit plover@{}`. On {host} alone, put the guest's \
+             image on it; the others get its content:\n     qemu-img convert -n -O raw {} {at}\n",
+            group.name,
+            image.display()
+        );
+    }
+    let elsewhere = match disk.parent() {
+        Some(folder) if !disk.starts_with("/var/lib/plover") => format!(
+            "   and on every host a line ReadWritePaths={} by `systemctl edit plover@{}`, below [Service]\n",
+            folder.display(),
+            group.name
+        ),
+        _ => String::new(),
+    };
     let make = match (&options.image, options.disk_mib) {
         (Some(image), Some(mib)) => format!(
             "qemu-img convert -O raw {} {at} && truncate -s {mib}M {at} && chown plover {at}",
@@ -131,7 +149,7 @@ fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
         _ => format!("install -o plover IMAGE {at}"),
     };
     format!(
-        "on {host} alone, put the guest's image at {at}; the others get its content:\n     {make}\n"
+        "on {host} alone, put the guest's image at {at}; the others get its content:\n     {make}\n{elsewhere}"
     )
 }
 

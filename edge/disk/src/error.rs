@@ -193,6 +193,7 @@ impl DiskError {
                 | Self::OverMax { .. }
                 | Self::Uneven { .. }
                 | Self::InUse(_)
+                | Self::Failed(_)
         )
     }
 }
@@ -208,7 +209,8 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
             "the file system is read-only: remount it, or let the service write there (ReadWritePaths=)"
         }
         Kind::PermissionDenied => {
-            "let the user that runs plover read and write it ('chown plover' for the service)"
+            "let the user that runs plover read and write it (for the service 'chown plover', and for a block device \
+             DeviceAllow= as well)"
         }
         Kind::NotFound | Kind::NotADirectory | Kind::IsADirectory => "correct the path",
         _ => "the kernel's log ('dmesg') may say more: mend or replace the disk",

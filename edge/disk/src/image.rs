@@ -118,6 +118,9 @@ impl Image {
         let file = Locked::take(file, spec.read_only)
             .map_err(io_error("cannot lock the disk image", path))?
             .ok_or_else(|| DiskError::InUse(path.clone()))?;
+        // What the kernel could not write back it keeps as if it had. A block counts as equal to another replica's by what the
+        // disk holds.
+        let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::DontNeed);
         let bytes = sized(spec, &file, used_before)?;
         let bytes_max = spec.bytes_max.unwrap_or(bytes);
         let blocks = blocks_within(bytes_max)?;
@@ -135,7 +138,8 @@ impl Image {
             delay: spec.delay,
             made,
             written: Written::new(if spec.read_only { 0 } else { blocks }),
-            unsynced: AtomicBool::new(false),
+            // A process that was killed may have left blocks that are not on the disk yet.
+            unsynced: AtomicBool::new(!spec.read_only),
             broken: AtomicBool::new(false),
             syncing: Mutex::new(()),
             asked: Mutex::new(None),
@@ -146,7 +150,10 @@ impl Image {
 
     /// The size of the image that `spec` names, for a process that does not use it; `None` if it will be made.
     pub(crate) fn look(spec: &DiskSpec, used_before: bool) -> Result<Option<u64>, DiskError> {
-        match File::open(&spec.path) {
+        // As the replica will.
+        let mut options = OpenOptions::new();
+        options.read(true).write(!spec.read_only);
+        match options.open(&spec.path) {
             Ok(file) => sized(spec, &file, used_before).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match spec.bytes.filter(|_| !spec.read_only) {

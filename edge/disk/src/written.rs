@@ -9,7 +9,7 @@
 
 use plover_types::{PageNo, PageSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// The written blocks of one image.
 #[derive(Debug)]
@@ -17,7 +17,8 @@ pub(crate) struct Written {
     words: Box<[AtomicU64]>,
     summary: Box<[AtomicU64]>,
     /// Bits set in `words`.
-    count: AtomicU32,
+    /// Below zero for a moment when a note is taken before it is counted.
+    count: AtomicI64,
 }
 
 impl Written {
@@ -27,7 +28,7 @@ impl Written {
         Self {
             words: zeroes(words),
             summary: zeroes(words.div_ceil(64)),
-            count: AtomicU32::new(0),
+            count: AtomicI64::new(0),
         }
     }
 
@@ -44,7 +45,7 @@ impl Written {
 
     /// How many blocks are noted.
     pub(crate) fn count(&self) -> u32 {
-        self.count.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed).max(0) as u32
     }
 
     /// Moves the notes into `set`; block 0 is the page `base`.
@@ -55,7 +56,8 @@ impl Written {
                 let word = i * 64 + rest.trailing_zeros() as usize;
                 rest &= rest - 1;
                 let mut bits = self.words[word].swap(0, Ordering::AcqRel);
-                self.count.fetch_sub(bits.count_ones(), Ordering::Relaxed);
+                let taken = i64::from(bits.count_ones());
+                self.count.fetch_sub(taken, Ordering::Relaxed);
                 while bits != 0 {
                     let block = word as u32 * 64 + bits.trailing_zeros();
                     bits &= bits - 1;

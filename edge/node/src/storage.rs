@@ -21,6 +21,7 @@ use plover_replica::{Event, GroupRecord, GuestRecord};
 use plover_store::{Completion, Damage, Options, Store};
 use plover_types::{Index, ReplicaId, Viewstamp};
 use record::{Kept, RecordFile, RecordThread};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -127,7 +128,6 @@ impl Storage {
     /// # Errors
     /// The disk failed, so this replica can keep no promise.
     pub fn persisted(&mut self, out: &mut Vec<Event>) -> Result<(), StorageError> {
-        self.record.check()?;
         self.store.completions(&mut self.completions);
         for completion in self.completions.drain(..) {
             out.push(match completion {
@@ -150,15 +150,33 @@ impl Storage {
     /// The file cannot be written or removed.
     pub fn set_drained(&self, drained: bool) -> Result<(), StorageError> {
         if drained {
-            let made = std::fs::File::create(&self.drained).and_then(|file| file.sync_all());
-            return made.map_err(io_error("cannot write", &self.drained));
-        }
-        match std::fs::remove_file(&self.drained) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(io_error("cannot remove", &self.drained)(error))
+            File::create(&self.drained).map_err(io_error("cannot write", &self.drained))?;
+        } else {
+            let removed = std::fs::remove_file(&self.drained);
+            let fails = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
+            if let Some(error) = removed.err().filter(fails) {
+                return Err(io_error("cannot remove", &self.drained)(error));
             }
-            _ => Ok(()),
         }
+        // A host is often drained because its disk is slow, and nobody else may wait for that. A disk that fails fails the next
+        // promise, too.
+        let file = self.drained.clone();
+        let sync = move || {
+            let folder = file.parent().map(File::open);
+            for file in [Some(File::open(&file)), folder].into_iter().flatten() {
+                let _ = file.and_then(|file| file.sync_all());
+            }
+        };
+        let _ = std::thread::Builder::new()
+            .name("drained".into())
+            .spawn(sync);
+        Ok(())
+    }
+
+    /// # Errors
+    /// A record could not be written.
+    pub fn check(&self) -> Result<(), StorageError> {
+        self.record.check()
     }
 
     /// The guest record.

@@ -25,10 +25,19 @@ impl GroupStatus {
         told.extend(
             self.replicas
                 .iter()
-                .filter_map(ReplicaStatus::copy_in_words),
+                .filter_map(|source| self.copy_in_words(source)),
         );
         told.extend(self.after_a_loss());
         told
+    }
+
+    /// The copy that a replica makes of its guest: whether the other one could go on from it, or how far it is.
+    fn copy_in_words(&self, source: &ReplicaStatus) -> Option<String> {
+        let keeps = |other: &ReplicaStatus| {
+            let of = other.more.get("keeps_copy_of");
+            of.and_then(serde_json::Value::as_u64) == Some(source.id.into())
+        };
+        source.copy_in_words(self.replicas.iter().any(keeps))
     }
 
     /// Those of them that are not good news: what the guest lacks, and troubles.
@@ -164,7 +173,7 @@ impl GroupStatus {
             return "the guest is off".into();
         }
         let Some(why) = leader.text("unprotected_because") else {
-            return match leader.copy_in_words() {
+            return match leader.copy_in_words(false) {
                 Some(_) => "a copy to another replica is being made".into(),
                 None => "no other replica is in sync yet".into(),
             };
@@ -433,8 +442,13 @@ mod tests {
             "to": 2, "open": true, "bytes": 256 << 20, "bytes_behind": (64 << 20) + (1 << 19),
         });
         secondary.more.insert("copy".into(), copy);
-        let table = lab(vec![secondary]).to_string();
+        let table = lab(vec![secondary.clone()]).to_string();
         let told = "replica 2 has 74% of replica 1's 256 MiB: the warm copy lacks 64.5 MiB\n";
+        assert!(table.contains(told), "{table}");
+        let mut witness = said(2, "witness", "1@r0", false);
+        witness.more.insert("keeps_copy_of".into(), 1.into());
+        let table = lab(vec![secondary, witness]).to_string();
+        let told = "replica 2 has a warm copy of replica 1's 256 MiB, and lacks 64.5 MiB of it\n";
         assert!(table.contains(told), "{table}");
     }
 

@@ -56,8 +56,9 @@ impl ReplicaStatus {
         ))
     }
 
-    /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
-    pub(super) fn copy_in_words(&self) -> Option<String> {
+    /// The copy of its guest that it makes or keeps warm on another replica, if there is one. A witness whose copy `is_warm`
+    /// could go on from it.
+    pub(super) fn copy_in_words(&self, is_warm: bool) -> Option<String> {
         let copy = self.more.get("copy")?;
         let bytes = |key: &str| copy.get(key)?.as_u64();
         let (to, of) = (bytes("to")?, bytes("bytes")?);
@@ -69,6 +70,14 @@ impl ReplicaStatus {
         };
         if copy.get("open").and_then(serde_json::Value::as_bool) != Some(true) {
             return self.refused_in_words(to);
+        }
+        if is_warm {
+            return Some(format!(
+                "replica {to} has a warm copy of replica {}'s {} MiB, and lacks {} of it",
+                self.id,
+                of >> 20,
+                mebibytes(behind)
+            ));
         }
         Some(format!(
             "replica {to} has {percent}% of replica {}'s {} MiB: {kind} lacks {}",

@@ -9,8 +9,12 @@ use std::path::{Path, PathBuf};
 
 /// Compares this replica's configuration with all others in its folder.
 pub fn others(report: &mut Report, file: &Path, config: &ReplicaConfig) {
-    let others = configurations_beside(file);
+    let (others, unread) = configurations_beside(file);
     let before = report.0.len();
+    for (path, why) in unread {
+        let found = format!("not compared: {why}");
+        report.add(format!("beside {}", path.display()), Verdict::Weak, found);
+    }
     for (path, other) in &others {
         for (verdict, found) in clashes(config, other) {
             report.add(format!("beside {}", path.display()), verdict, found);
@@ -54,25 +58,43 @@ fn processors_of_all(report: &mut Report, vcpus: usize, cpus: usize) {
     report.add(what, Verdict::Weak, found);
 }
 
-/// The configurations of other replicas in the folder of `file`. Files of another kind are left out.
-fn configurations_beside(file: &Path) -> Vec<(PathBuf, ReplicaConfig)> {
+/// The configurations of other replicas in the folder of `file`, and what of the folder could not be read. Files of another
+/// kind are left out.
+fn configurations_beside(file: &Path) -> (Vec<(PathBuf, ReplicaConfig)>, Vec<(PathBuf, String)>) {
     let own = std::fs::canonicalize(file).ok();
     let folder = match file.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    let (mut read, mut unread) = (Vec::new(), Vec::new());
+    let mut paths: Vec<PathBuf> = match std::fs::read_dir(folder) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(error) => {
+            unread.push((folder.to_path_buf(), error.to_string()));
+            Vec::new()
+        }
+    };
     paths.retain(|path| {
         path.extension().is_some_and(|ending| ending == "toml")
             && std::fs::canonicalize(path).ok() != own
     });
     paths.sort();
-    let loaded = paths.into_iter().map(|path| {
-        let config = ReplicaConfig::load(&path).ok()?;
-        Some((path, config))
-    });
-    loaded.flatten().collect()
+    for path in paths {
+        match ReplicaConfig::load(&path) {
+            Ok(config) => read.push((path, config)),
+            Err(error) if is_of_a_guest(&path) => unread.push((path, error.to_string())),
+            Err(_) => {}
+        }
+    }
+    (read, unread)
+}
+
+/// Whether a file that is no configuration is meant to be one.
+fn is_of_a_guest(path: &Path) -> bool {
+    match std::fs::read_to_string(path) {
+        Ok(text) => text.lines().any(|line| line.trim() == "[guest]"),
+        Err(_) => true,
+    }
 }
 
 /// All that two replicas would take from each other on one host, each with the remedy.
@@ -188,8 +210,21 @@ mod tests {
         write(folder.path(), "mail", 1, "");
         std::fs::write(folder.path().join("of-a-program.toml"), "[program]\n").unwrap();
         let told = report(&shop);
+        assert!(!told.contains("not compared"), "{told}");
         assert!(told.contains("ok       1 with a replica here"), "{told}");
         assert!(told.contains("ok       1408 MiB of"), "{told}");
+    }
+
+    #[test]
+    fn a_configuration_that_is_wrong_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let shop = write(folder.path(), "shop", 0, "");
+        write(folder.path(), "mail", 1, "[gust]\n");
+        let told = report(&shop);
+        assert!(
+            told.contains("mail.toml") && told.contains("not compared: "),
+            "{told}"
+        );
     }
 
     #[test]

@@ -157,9 +157,13 @@ fn look_when_known(
     let deadline = Instant::now() + within;
     let mut told = String::new();
     loop {
-        let (nodes, guests) = hosts.look()?;
-        let Some(why) = unknown(&nodes, &guests) else {
-            return Ok((nodes, guests));
+        let why = match hosts.look() {
+            Ok((nodes, guests)) => match unknown(&nodes, &guests) {
+                None => return Ok((nodes, guests)),
+                Some(why) => why,
+            },
+            // Its daemons do not all answer yet.
+            Err(error) => format!("{error:#}"),
         };
         ensure!(Instant::now() < deadline, "no host was touched: {why}");
         if why != told {

@@ -6,10 +6,10 @@ use clap::Args;
 use plover_fabric::keys::make_all;
 use plover_node::ReplicaConfig;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A group's hosts, network and files: all but its guest.
@@ -312,8 +312,12 @@ impl<'a> Group<'a> {
             text += "   and remove the .key files here: each is a host's secret\n";
         }
         text += match connects.len() {
-            1 => "2. on each host, make the TAP device and connect it to the clients' bridge:\n",
-            _ => "2. on each host, make the TAP devices and connect each to its bridge:\n",
+            1 => {
+                "2. on each host, make the TAP device and connect it to the clients' bridge; docs/networks.md keeps it over reboots:\n"
+            }
+            _ => {
+                "2. on each host, make the TAP devices and connect each to its bridge; docs/networks.md keeps them over reboots:\n"
+            }
         };
         for (place, connect) in connects.iter().enumerate() {
             let tap = tap(&self.options.tap, place);
@@ -338,7 +342,7 @@ impl<'a> Group<'a> {
 /// Writes files that must not exist yet, all of them or none.
 pub fn write_all_new(files: &[(PathBuf, String)]) -> Result<()> {
     for (made, (file, text)) in files.iter().enumerate() {
-        let written = write_new(file, text.as_bytes(), 0o666);
+        let written = write_new(file, text.as_bytes(), 0o644);
         if written.is_err() {
             for (made, _) in &files[..made] {
                 let _ = std::fs::remove_file(made);
@@ -363,7 +367,10 @@ pub fn write_new(file: &Path, content: &[u8], mode: u32) -> Result<()> {
             file.display()
         )
     })?;
-    made.write_all(content).inspect_err(|_| {
+    // The umask of root is often one that leaves the service's user out.
+    let written = made.set_permissions(Permissions::from_mode(mode));
+    let written = written.and_then(|()| made.write_all(content));
+    written.inspect_err(|_| {
         let _ = std::fs::remove_file(file);
     })?;
     Ok(())

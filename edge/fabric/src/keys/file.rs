@@ -1,12 +1,15 @@
 //! The files that hold keys.
 
 use super::{Holder, KeyError, PrivateKey, PublicKey};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// A key file or a trust file that is longer is not one.
 const FILE_BYTES_MAX: u64 = 64 << 10;
+/// Of a new trust file, whatever the caller's umask is.
+const MODE: u32 = 0o644;
 /// The first lines of a trust file.
 const TRUST_FILE_BEGINS: &str = "\
 # The public keys of the group's replicas, the same on all hosts: an id and a key a line; for clients of a log
@@ -38,6 +41,9 @@ pub fn trust(path: &Path, holder: Holder, key: PublicKey) -> Result<bool, KeyErr
     name.push(".new");
     let new = path.with_file_name(name);
     let written = File::create(&new).and_then(|mut file| {
+        // Public keys, which the user of the service has to read, whoever has added one.
+        let mode = fs::metadata(path).map_or(MODE, |old| old.permissions().mode());
+        file.set_permissions(Permissions::from_mode(mode))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, path)
@@ -65,7 +71,10 @@ pub fn make_all(private: &[PathBuf], trusted: &Path) -> Result<(), KeyError> {
         Ok(())
     });
     let result = result.and_then(|()| {
-        let written = File::create_new(trusted).and_then(|mut it| it.write_all(text.as_bytes()));
+        let written = File::create_new(trusted).and_then(|mut file| {
+            file.set_permissions(Permissions::from_mode(MODE))?;
+            file.write_all(text.as_bytes())
+        });
         written.map_err(failed(
             "write",
             trusted,

@@ -367,6 +367,7 @@ impl Body {
 
     /// Handles everything that has happened, in one turn.
     fn turn(&mut self) -> Result<(), BoxError> {
+        self.storage.check()?;
         // The guest's outputs come before its next inputs, whichever source has those.
         self.take_outputs()?;
         if self.ready.storage {

@@ -40,8 +40,20 @@ impl Restoring {
 impl Body {
     /// A guest is about to be started.
     pub(super) fn plan_restore(&mut self, reason: BootReason) {
-        let boots = reason == BootReason::Boot;
-        let restores = boots && self.config.paths.restored_memory().exists();
+        let path = self.config.paths.restored_memory();
+        let exists = path.exists();
+        if exists && reason == BootReason::Copy {
+            // The group has its guest from another host. This memory would be found by a boot after a loss, beside newer disks.
+            let remove = move || {
+                if let Err(why) = forget(&path) {
+                    tracing::error!(event = "restore_not_forgotten", "{why}: remove it by hand");
+                }
+            };
+            let _ = std::thread::Builder::new()
+                .name("restore".into())
+                .spawn(remove);
+        }
+        let restores = exists && reason == BootReason::Boot;
         self.restoring.guest += 1;
         self.restoring.now = restores.then(MachineWords::default);
     }

@@ -94,8 +94,8 @@ impl ReplicaConfig {
         if policy.slot_min_ms.is_some() && slot.slot_min > slot.slot_max {
             return mismatch(format!(
                 "policy.slot_min_ms = {} is above policy.slot_max_ms = {}",
-                slot.slot_min.as_ms(),
-                slot.slot_max.as_ms()
+                slot.slot_min.0 / 1000,
+                slot.slot_max.0 / 1000
             ));
         }
         let guest = self.qemu().validate();
