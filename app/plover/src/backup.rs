@@ -3,7 +3,7 @@
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::backup::{self, Backup, Limits, Manifest};
-use plover_lab::control::Control;
+use plover_lab::control::{Control, ControlError};
 use plover_lab::progress::Progress;
 use plover_node::ReplicaConfig;
 use std::fs::{DirBuilder, File};
@@ -11,16 +11,41 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use thiserror::Error;
 
 /// The nice value of `qemu-img` and of checksums: guests come first.
 const NICE: i32 = 19;
 
+/// No replica of this host is secondary, so the backup is the business of another host, or of a later time.
+#[derive(Debug, Error)]
+#[error("no backup is made on this host")]
+pub struct NotHere;
+
 /// Backs up the disks of the guest whose secondary runs on this host.
-pub fn take(control: &Control, to: &Path, limits: Limits) -> Result<ExitCode> {
+///
+/// # Errors
+/// [`NotHere`], or the backup has failed.
+pub fn take(control: &Control, to: &Path, limits: Limits, json: bool) -> Result<ExitCode> {
     let progress = Progress::interruptible(false)?;
     rustix::process::setpriority_process(None, NICE)?;
-    let (folder, manifest) = backup::take(control, to, limits, &progress)?;
+    let taken = backup::take(control, to, limits, &progress);
+    let is_elsewhere = |error: &anyhow::Error| {
+        let refused = matches!(error.downcast_ref(), Some(ControlError::Refused(_)));
+        refused && control.status().is_ok_and(|own| own.role != "secondary")
+    };
+    let (folder, manifest) = match taken {
+        Err(error) if is_elsewhere(&error) => return Err(error.context(NotHere)),
+        taken => taken?,
+    };
     let stored: u64 = manifest.images().map(|image| image.file_bytes).sum();
+    if json {
+        let told = serde_json::json!({
+            "folder": folder, "view": manifest.view, "sync": manifest.sync, "bytes": stored,
+            "base": manifest.base, "memory": manifest.memory.is_some(), "quiesced": manifest.quiesced,
+        });
+        output::line(told)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let memory = manifest
         .memory
         .as_ref()

@@ -268,6 +268,9 @@ pub enum Command {
         /// that moment. A copy of the memory takes as much room in `paths.state_dir` meanwhile.
         #[arg(long)]
         memory: bool,
+        /// Print one JSON object when it is done: the folder, the sync, the bytes.
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         at: At,
     },

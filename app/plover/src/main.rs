@@ -65,6 +65,7 @@ use clap::Parser;
 use plover_lab::backup::Limits;
 use plover_lab::prerequisites::Missing;
 use plover_lab::up::is_interruption;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -139,6 +140,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             incremental,
             quiesce,
             memory,
+            json,
             at,
         } => {
             let limits = Limits {
@@ -148,7 +150,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
                 quiesce,
                 memory,
             };
-            backup::take(&at.control()?, &to, limits)
+            backup::take(&at.control()?, &to, limits, json)
         }
         cli::Command::Restore { from, config, boot } => backup::restore(&from, &config, boot),
         cli::Command::Guest { command } => guest::run(command),
@@ -167,8 +169,14 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             at,
         } => operate::logs(&at.control()?, replica, follow, lines),
         cli::Command::Bootstrap { at } => replica::bootstrap(&at.run_dir()?),
-        cli::Command::Run(options) => run::run(*options),
-        cli::Command::Log { command } => log::run(command),
+        cli::Command::Run(options) => {
+            allow_many_descriptors();
+            run::run(*options)
+        }
+        cli::Command::Log { command } => {
+            allow_many_descriptors();
+            log::run(command)
+        }
         cli::Command::Bench { command } => match command {
             cli::BenchCommand::Consensus(options) => bench::consensus(&options),
         },
@@ -181,6 +189,21 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Pages { folder } => pages::run(&folder),
     }
 }
+
+/// Lets this process have as many descriptors as it may: a client takes one or two, and a usual limit is 1,024. The program that
+/// is run gets the same.
+fn allow_many_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // With the old limit it takes fewer clients.
+    let _ = setrlimit(Resource::Nofile, all);
+}
+
+/// The exit code of a backup that is another host's business.
+const NOT_HERE: u8 = 3;
 
 /// Prints what went wrong, in sentences, and returns the exit code.
 fn report(error: &anyhow::Error) -> ExitCode {
@@ -204,7 +227,10 @@ fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(2);
     }
     let _ = writeln!(stderr, "plover: {}", in_words(error));
-    ExitCode::FAILURE
+    match error.downcast_ref::<backup::NotHere>() {
+        Some(_) => ExitCode::from(NOT_HERE),
+        None => ExitCode::FAILURE,
+    }
 }
 
 /// An error and its causes. Some errors name their cause themselves, so each is said once.

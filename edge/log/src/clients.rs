@@ -260,7 +260,7 @@ impl Clients {
                 Err(Errno::AGAIN) => return,
                 Err(error) => return debug!(%error, "accept failed"),
             };
-            if self.count == CONNECTIONS_MAX {
+            if self.count >= CONNECTIONS_MAX {
                 self.rejected += 1;
                 continue;
             }
@@ -361,6 +361,11 @@ impl Clients {
             connection.reply(reply);
             self.busy.push(id);
         }
+    }
+
+    /// Whether the client is there.
+    pub fn has(&self, id: ConnectionId) -> bool {
+        self.connections.contains_key(&id)
     }
 
     /// The connections that read the log.

@@ -107,8 +107,19 @@ impl<M: StateMachine> Server<M> {
             return Some(self.elsewhere(0));
         }
         let failed = |why: &str| Some(Reply::Failed(why.into()));
-        if self.change.is_some() {
-            return failed("another change of the group is under way: try again when it is done");
+        match &mut self.change {
+            // Its client has asked again, on another connection.
+            Some(change) if change.wanted == wanted => {
+                change.connection = connection;
+                return None;
+            }
+            Some(change) if self.clients.has(change.connection) => {
+                return failed(
+                    "another change of the group is under way: try again when it is done, or end the command that asked for it",
+                );
+            }
+            // Nobody waits for it: what is wanted now takes its place. Each of its steps was whole.
+            _ => {}
         }
         if let MemberChange::Add { id, address } = &wanted {
             let known = self.state.group.addresses.get(id);

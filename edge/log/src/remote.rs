@@ -32,8 +32,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Why a request of a remote client failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// No replica answered in time, or none led. An entry may be in the log or not; the same
-    /// client may repeat it.
+    /// No replica answered in time, or none led. An entry may be in the log or not, or come into it later.
     #[error(
         "no answer from {tried} within {patience:?}: {last}; a majority of the replicas has to run, in \
          a new group all of them"
@@ -139,9 +138,13 @@ impl Link {
 
     fn send(&mut self, request: &Request<'_>) -> Result<(), RemoteError> {
         self.framed.put(request);
-        self.framed
-            .write()
-            .map_err(|error| lost(&self.address, error))
+        // One that stands still takes nothing once the buffers are full.
+        let limit =
+            sockopt::set_socket_timeout(&self.framed, sockopt::Timeout::Send, Some(TRY_FOR));
+        let written = limit
+            .map_err(io::Error::from)
+            .and_then(|()| self.framed.write());
+        written.map_err(|error| lost(&self.address, error))
     }
 
     /// Waits for the next reply, until `until` if that is given.

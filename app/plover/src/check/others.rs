@@ -9,12 +9,18 @@ use std::path::{Path, PathBuf};
 
 /// Compares this replica's configuration with all others in its folder.
 pub fn others(report: &mut Report, file: &Path, config: &ReplicaConfig) {
-    let (others, unread) = configurations_beside(file);
-    let before = report.0.len();
-    for (path, why) in unread {
-        let found = format!("not compared: {why}");
-        report.add(format!("beside {}", path.display()), Verdict::Weak, found);
+    let mut others = Vec::new();
+    for (path, read) in configurations_beside(file) {
+        match read {
+            Ok(other) => others.push((path, other)),
+            Err(why) => report.add(
+                format!("beside {}", path.display()),
+                Verdict::Weak,
+                format!("not compared: {why}"),
+            ),
+        }
     }
+    let before = report.0.len();
     for (path, other) in &others {
         for (verdict, found) in clashes(config, other) {
             report.add(format!("beside {}", path.display()), verdict, found);
@@ -58,35 +64,30 @@ fn processors_of_all(report: &mut Report, vcpus: usize, cpus: usize) {
     report.add(what, Verdict::Weak, found);
 }
 
-/// The configurations of other replicas in the folder of `file`, and what of the folder could not be read. Files of another
+/// The configurations of other replicas in the folder of `file`, or why one, or the folder, could not be read. Files of another
 /// kind are left out.
-fn configurations_beside(file: &Path) -> (Vec<(PathBuf, ReplicaConfig)>, Vec<(PathBuf, String)>) {
+fn configurations_beside(file: &Path) -> Vec<(PathBuf, Result<ReplicaConfig, String>)> {
     let own = std::fs::canonicalize(file).ok();
     let folder = match file.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let (mut read, mut unread) = (Vec::new(), Vec::new());
-    let mut paths: Vec<PathBuf> = match std::fs::read_dir(folder) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
-        Err(error) => {
-            unread.push((folder.to_path_buf(), error.to_string()));
-            Vec::new()
-        }
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries.flatten(),
+        Err(error) => return vec![(folder.to_path_buf(), Err(error.to_string()))],
     };
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.retain(|path| {
         path.extension().is_some_and(|ending| ending == "toml")
             && std::fs::canonicalize(path).ok() != own
     });
     paths.sort();
-    for path in paths {
-        match ReplicaConfig::load(&path) {
-            Ok(config) => read.push((path, config)),
-            Err(error) if is_of_a_guest(&path) => unread.push((path, error.to_string())),
-            Err(_) => {}
-        }
-    }
-    (read, unread)
+    let all = paths.into_iter().filter_map(|path| {
+        let read = ReplicaConfig::load(&path).map_err(|error| error.to_string());
+        let is_of_another_kind = read.is_err() && !is_of_a_guest(&path);
+        (!is_of_another_kind).then_some((path, read))
+    });
+    all.collect()
 }
 
 /// Whether a file that is no configuration is meant to be one.

@@ -117,7 +117,7 @@ pub fn run(command: FleetCommand) -> Result<ExitCode> {
             };
             let progress = Progress::interruptible(false)?;
             let patience = upgrade::Patience {
-                known: upgrade::KNOWN,
+                well: upgrade::WELL,
                 within: Duration::from_secs(within_s),
                 settled: upgrade::SETTLED,
             };

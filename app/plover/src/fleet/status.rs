@@ -163,6 +163,11 @@ impl FleetStatus {
                 // Warnings are of how the group is made, and stay.
                 let words = guest.troubles.iter();
                 let words = words.filter(|it| !it.starts_with("Warning: "));
+                // The attribute says it already.
+                let words = words.filter(|it| {
+                    let said = it.strip_suffix('.').unwrap_or(it);
+                    !guest.lacks.iter().any(|lacks| lacks == said)
+                });
                 let words = words.map(|it| format!("{}: {it}", guest.guest));
                 guest.ills().into_iter().chain(words)
             })

@@ -29,16 +29,16 @@ const ONLINE_WITHIN: Duration = Duration::from_secs(60);
 /// How long it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// For a cluster that has just started to know its nodes.
-    pub known: Duration,
+    /// For a cluster that has just started to know its nodes, and for all guests to be well.
+    pub well: Duration,
     /// For the replicas of a host to end, and for all guests to be as before.
     pub within: Duration,
     /// Guests are as before when they look so for so long.
     pub settled: Duration,
 }
 
-/// Pacemaker takes some 20 s to join the others.
-pub(super) const KNOWN: Duration = Duration::from_secs(45);
+/// Pacemaker takes some 20 s to join the others, and a monitor comes every 10 s.
+pub(super) const WELL: Duration = Duration::from_secs(45);
 
 /// Long enough for the cluster, which shows guests as they were up to 10 s ago.
 pub(super) const SETTLED: Duration = Duration::from_secs(15);
@@ -103,14 +103,7 @@ pub(super) fn run(
     patience: Patience,
     progress: &Progress,
 ) -> Result<()> {
-    let (nodes, before) = look_when_known(hosts, patience.known, progress)?;
-    let order = order(&nodes, &before, wanted)?;
-    let ills = before.ills();
-    ensure!(
-        ills.is_empty() || anyway,
-        "no host was touched, since not all is well: {}; with --anyway it begins all the same",
-        Vec::from_iter(ills).join("; ")
-    );
+    let (order, before) = begin_when_well(hosts, wanted, anyway, patience.well, progress)?;
     for (done, node) in order.iter().enumerate() {
         progress.say(format_args!(
             "{node} ({} of {}): its replicas hand over and end",
@@ -148,26 +141,38 @@ fn stopped_at(node: &str, left: &[String]) -> String {
     }
 }
 
-/// The cluster, once it knows all nodes that have replicas: one that has just started here does not yet.
-fn look_when_known(
+/// The nodes to upgrade, and the guests, once the cluster knows all nodes that have replicas, and all is well, unless it begins
+/// `anyway`. A cluster that has just started here does not know them yet, and a replica that has just started is shown as the last
+/// monitor has found it.
+fn begin_when_well(
     hosts: &impl Hosts,
+    wanted: &[String],
+    anyway: bool,
     within: Duration,
     progress: &Progress,
-) -> Result<(Nodes, FleetStatus)> {
+) -> Result<(Vec<String>, FleetStatus)> {
     let deadline = Instant::now() + within;
     let mut told = String::new();
     loop {
         let why = match hosts.look() {
             Ok((nodes, guests)) => match unknown(&nodes, &guests) {
-                None => return Ok((nodes, guests)),
                 Some(why) => why,
+                None => {
+                    let order = order(&nodes, &guests, wanted)?;
+                    let ills = guests.ills();
+                    if ills.is_empty() || anyway {
+                        return Ok((order, guests));
+                    }
+                    let ills = Vec::from_iter(ills).join("; ");
+                    format!("not all is well: {ills}; with --anyway it begins all the same")
+                }
             },
             // Its daemons do not all answer yet.
             Err(error) => format!("{error:#}"),
         };
         ensure!(Instant::now() < deadline, "no host was touched: {why}");
         if why != told {
-            progress.say(format_args!("{why}: waits up to {} s", within.as_secs()));
+            progress.say(format_args!("waits up to {} s: {why}", within.as_secs()));
             told = why;
         }
         hosts.pause(progress)?;

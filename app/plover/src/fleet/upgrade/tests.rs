@@ -97,7 +97,7 @@ impl Fake {
     fn upgraded(&self, wanted: &[&str], anyway: bool) -> Result<(), String> {
         let wanted: Vec<String> = wanted.iter().map(|it| (*it).into()).collect();
         let patience = Patience {
-            known: Duration::from_secs(60 * u64::from(self.starts_for.get())),
+            well: Duration::from_secs(60 * u64::from(self.starts_for.get())),
             within: Duration::ZERO,
             settled: Duration::ZERO,
         };
