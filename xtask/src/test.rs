@@ -29,17 +29,18 @@ const SIMULATIONS: [&str; 2] = ["model", "simulation"];
 /// Runs all tests, or those that the arguments of `cargo test` name.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     packages::ensure(&[LAB, GUEST, BENCH, FLEET, FSCK, IMAGES, PROGRAMS, UEFI])?;
+    for name in GUESTS {
+        guest::build(name)?;
+    }
     let mut failures = Failures::default();
     let passed = if arguments.is_empty() {
         all(&mut failures)?
     } else if arguments.iter().any(names_package) {
-        build_guests()?;
         // Tests of the lab start the program, and cargo builds it only for its own package's tests.
         let built = Cargo::new("build").args(["-p", "plover"]).succeeds()?;
         let tests = Cargo::new("test").args(["--no-fail-fast"]).args(arguments);
         built && failures.watch(tests)?
     } else {
-        build_guests()?;
         failures.watch(Workspace::new()?.tests()?.args(arguments))?
     };
     if passed {
@@ -49,18 +50,10 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-fn build_guests() -> Result<()> {
-    GUESTS.into_iter().try_for_each(guest::build)
-}
-
 /// All of them. The examples of the documentation come last: cargo runs them by themselves.
 fn all(failures: &mut Failures) -> Result<bool> {
     let workspace = Workspace::new()?;
-    // Guests are fetched for the most part, and the compiler has the CPUs meanwhile.
-    let guests = std::thread::spawn(build_guests);
-    let is_built = workspace.tests()?.args(["--no-run"]).succeeds()?;
-    guests.join().expect("it does not panic")?;
-    if !is_built {
+    if !workspace.tests()?.args(["--no-run"]).succeeds()? {
         return Ok(false);
     }
     let (simulations, others) = test_targets()?
