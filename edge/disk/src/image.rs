@@ -93,13 +93,19 @@ pub(crate) struct Image {
     pub(crate) changes: Mutex<Changes>,
 }
 
+/// As a replica opens an image.
+fn access(spec: &DiskSpec) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!spec.read_only);
+    options
+}
+
 impl Image {
     /// Opens the image that `spec` names, or makes it. An image that a guest has used is raw, whatever its
     /// first bytes are: the guest may have written them.
     pub(crate) fn open(spec: &DiskSpec, used_before: bool) -> Result<Self, DiskError> {
         let path = &spec.path;
-        let mut options = OpenOptions::new();
-        options.read(true).write(!spec.read_only);
+        let mut options = access(spec);
         let mut made = false;
         let file = match (options.open(path), spec.bytes) {
             (Err(error), wanted) if error.kind() == io::ErrorKind::NotFound => {
@@ -118,8 +124,8 @@ impl Image {
         let file = Locked::take(file, spec.read_only)
             .map_err(io_error("cannot lock the disk image", path))?
             .ok_or_else(|| DiskError::InUse(path.clone()))?;
-        // What the kernel could not write back it keeps as if it had. A block counts as equal to another replica's by what the
-        // disk holds.
+        // After a failed write the kernel keeps the block in memory as if it were on the disk. Another replica's copy is compared
+        // with this one, so such blocks are dropped, and read from the disk again.
         let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::DontNeed);
         let bytes = sized(spec, &file, used_before)?;
         let bytes_max = spec.bytes_max.unwrap_or(bytes);
@@ -150,10 +156,7 @@ impl Image {
 
     /// The size of the image that `spec` names, for a process that does not use it; `None` if it will be made.
     pub(crate) fn look(spec: &DiskSpec, used_before: bool) -> Result<Option<u64>, DiskError> {
-        // As the replica will.
-        let mut options = OpenOptions::new();
-        options.read(true).write(!spec.read_only);
-        match options.open(&spec.path) {
+        match access(spec).open(&spec.path) {
             Ok(file) => sized(spec, &file, used_before).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match spec.bytes.filter(|_| !spec.read_only) {

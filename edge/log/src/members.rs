@@ -118,7 +118,7 @@ impl<M: StateMachine> Server<M> {
                     "another change of the group is under way: try again when it is done, or end the command that asked for it",
                 );
             }
-            // Nobody waits for it: what is wanted now takes its place. Each of its steps was whole.
+            // Nobody waits for it, and each of its steps was whole: the new one takes its place.
             _ => {}
         }
         if let MemberChange::Add { id, address } = &wanted {

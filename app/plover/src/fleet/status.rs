@@ -165,8 +165,8 @@ impl FleetStatus {
                 let words = words.filter(|it| !it.starts_with("Warning: "));
                 // The attribute says it already.
                 let words = words.filter(|it| {
-                    let said = it.strip_suffix('.').unwrap_or(it);
-                    !guest.lacks.iter().any(|lacks| lacks == said)
+                    let said = it.strip_suffix('.');
+                    said.is_none() || said != guest.lacks.as_deref()
                 });
                 let words = words.map(|it| format!("{}: {it}", guest.guest));
                 guest.ills().into_iter().chain(words)
