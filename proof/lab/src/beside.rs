@@ -17,6 +17,8 @@ use toml::{Table, Value};
 
 /// The number of hosts.
 pub const HOSTS: u8 = 5;
+/// Ids of replicas that a group has in all: one that has left never comes back.
+const IDS: u8 = 16;
 
 /// A replacement of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +226,11 @@ impl Beside {
         (0..HOSTS).find(|host| self.ids[usize::from(*host)] == id)
     }
 
+    /// Whether there is an id that nobody has had.
+    pub fn has_an_id(&self) -> bool {
+        self.next_id < IDS
+    }
+
     /// Takes over the members of now, and makes each host that was replaced a spare one: its replica gets an id that nobody
     /// has had, and nothing of the old one is left. Returns how many were replaced.
     ///
@@ -241,7 +248,7 @@ impl Beside {
             .collect();
         self.members = hosts;
         for host in &gone {
-            ensure!(self.next_id < 16, "{}: all ids are used", self.name);
+            ensure!(self.has_an_id(), "{}: all ids are used", self.name);
             self.ids[usize::from(*host)] = self.next_id;
             self.next_id += 1;
             let folder = self.folder(*host);

@@ -169,6 +169,11 @@ impl Fleet<'_> {
     fn happens(&mut self, event: Event, host: u8) -> Result<()> {
         let elsewhere = (host + 1) % HOSTS;
         let node = NODES[usize::from(host)];
+        let event = match event {
+            // A group has 16 ids in all, and in an hour a guest may lose more members than that.
+            Event::LostForGood if !self.guests.iter().all(Beside::has_an_id) => Event::LostAndBack,
+            event => event,
+        };
         match event {
             Event::LostAndBack => {
                 self.say(format!("{node} is lost, and comes back"));
