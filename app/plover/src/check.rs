@@ -3,15 +3,18 @@
 //! Nothing is changed: the disk is timed with a file that is removed again, and peers are only connected to.
 
 mod disks;
+mod guest;
 mod others;
 mod processors;
+mod service;
 mod state;
 
 use crate::capacity;
 use crate::output;
 use anyhow::Result;
+pub use guest::{IMAGE, guest};
 use plover_node::ReplicaConfig;
-use plover_vm::Accel;
+use plover_vm::{Accel, QemuConfig};
 pub use processors::processors;
 use std::fmt;
 use std::io::ErrorKind;
@@ -59,18 +62,36 @@ pub fn run(file: &Path) -> Result<ExitCode> {
     peers(&mut report, &config);
     state::state(&mut report, &config);
     disks::disks(&mut report, &config);
+    service::service(&mut report, file, &config);
     others::others(&mut report, file, &config);
     output::print(&report)?;
-    let missing = report.count(Verdict::Missing);
-    Ok(ExitCode::from(if missing == 0 { 0 } else { 2 }))
+    Ok(report.exit_code())
 }
 
-#[derive(Default)]
-struct Report(Vec<Row>);
+struct Report {
+    rows: Vec<Row>,
+    /// What it says at the end if nothing is missing, and if something is.
+    good: &'static str,
+    bad: &'static str,
+}
+
+impl Default for Report {
+    fn default() -> Self {
+        Self::of(
+            "the replica can run here",
+            "the replica cannot run here yet",
+        )
+    }
+}
 
 impl Report {
+    fn of(good: &'static str, bad: &'static str) -> Self {
+        let rows = Vec::new();
+        Self { rows, good, bad }
+    }
+
     fn add(&mut self, what: impl Into<String>, verdict: Verdict, found: impl Into<String>) {
-        self.0.push(Row {
+        self.rows.push(Row {
             what: what.into(),
             verdict,
             found: found.into(),
@@ -78,14 +99,27 @@ impl Report {
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.0.iter().filter(|row| row.verdict == verdict).count()
+        self.rows
+            .iter()
+            .filter(|row| row.verdict == verdict)
+            .count()
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        let missing = self.count(Verdict::Missing);
+        ExitCode::from(if missing == 0 { 0 } else { 2 })
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.0.iter().map(|row| row.what.len()).max().unwrap_or(0);
-        for row in &self.0 {
+        let width = self
+            .rows
+            .iter()
+            .map(|row| row.what.len())
+            .max()
+            .unwrap_or(0);
+        for row in &self.rows {
             let verdict = match row.verdict {
                 Verdict::Good => "ok",
                 Verdict::Weak => "weak",
@@ -94,9 +128,9 @@ impl fmt::Display for Report {
             writeln!(f, "{:<width$}  {verdict:<7}  {}", row.what, row.found)?;
         }
         match (self.count(Verdict::Missing), self.count(Verdict::Weak)) {
-            (0, 0) => writeln!(f, "\nthis host has all that the replica needs"),
-            (0, weak) => writeln!(f, "\nthe replica can run here; weak: {weak}"),
-            (missing, _) => writeln!(f, "\nthe replica cannot run here yet; missing: {missing}"),
+            (0, 0) => writeln!(f, "\n{}", self.good),
+            (0, weak) => writeln!(f, "\n{}; weak: {weak}", self.good),
+            (missing, _) => writeln!(f, "\n{}; missing: {missing}", self.bad),
         }
     }
 }
@@ -112,18 +146,7 @@ fn hypervisor(report: &mut Report, config: &ReplicaConfig) {
         Ok(()) => {
             let found = format!("Linux {kernel} tracks written pages, QEMU loads device state");
             report.add("kernel and QEMU", Verdict::Good, found);
-            let choice = plover_vm::choose_accel(&qemu);
-            match choice.accel {
-                Accel::Kvm => report.add("accelerator", Verdict::Good, choice.reason),
-                _ => report.add(
-                    "accelerator",
-                    Verdict::Weak,
-                    format!(
-                        "{}; the guest is emulated, some ten times slower",
-                        choice.reason
-                    ),
-                ),
-            }
+            accelerator(report, &qemu);
             processors::model(report, &qemu);
         }
         Err(error) => report.add("kernel and QEMU", Verdict::Missing, error.to_string()),
@@ -136,6 +159,21 @@ fn hypervisor(report: &mut Report, config: &ReplicaConfig) {
     } else {
         let found = format!("{found}: outputs wait for each other; {wanted} would do");
         report.add("processors", Verdict::Weak, found);
+    }
+}
+
+fn accelerator(report: &mut Report, qemu: &QemuConfig) {
+    let choice = plover_vm::choose_accel(qemu);
+    match choice.accel {
+        Accel::Kvm => report.add("accelerator", Verdict::Good, choice.reason),
+        _ => report.add(
+            "accelerator",
+            Verdict::Weak,
+            format!(
+                "{}; the guest is emulated, some ten times slower",
+                choice.reason
+            ),
+        ),
     }
 }
 
@@ -369,7 +407,7 @@ mod tests {
     fn the_table_ends_with_a_verdict() {
         let mut report = Report::default();
         report.add("kernel", Verdict::Good, "it is new enough");
-        assert!(report.to_string().ends_with("all that the replica needs\n"));
+        assert!(report.to_string().ends_with("\nthe replica can run here\n"));
         report.add("accelerator", Verdict::Weak, "none");
         assert!(report.to_string().contains("can run here; weak: 1"));
         report.add("memory", Verdict::Missing, "all of it");

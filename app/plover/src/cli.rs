@@ -5,6 +5,7 @@ mod lab;
 mod orders;
 
 use crate::bench::ConsensusOptions;
+use crate::check;
 use crate::export::ExportOptions;
 use crate::fleet::FleetCommand;
 use crate::import::ImportOptions;
@@ -70,16 +71,24 @@ pub enum Command {
     #[command(
         after_help = "Example:\n  plover check --config /etc/plover/shop.toml\n\nHosts of different processors, and what \
                       all of them can run:\n  plover check --processors > a.json     # on each host, to a file of its \
-                      own\n  plover check --processors a.json b.json c.json"
+                      own\n  plover check --processors a.json b.json c.json\n\nWhether this host's kernel, KVM and QEMU \
+                      keep two guests equal, before there is a configuration:\n  plover check --guest"
     )]
     Check {
         /// The replica's configuration.
-        #[arg(long, value_name = "FILE", required_unless_present = "processors")]
+        #[arg(long, value_name = "FILE", required_unless_present_any = ["processors", "guest"])]
         config: Option<PathBuf>,
         /// Print which processors this host's QEMU can give a guest, for programs; of the hosts whose answers are in FILES, the
         /// best processor that all of them can.
         #[arg(long, value_name = "FILES", num_args = 0..)]
         processors: Option<Vec<PathBuf>>,
+        /// Boot a small guest twice on this host, and make the two equal again and again while both write; with --config by
+        /// the QEMU, accelerator and processor of that configuration. IMAGE is the guest; the package has one.
+        #[arg(long, value_name = "IMAGE", num_args = 0..=1, default_missing_value = check::IMAGE, conflicts_with = "processors")]
+        guest: Option<PathBuf>,
+        /// How often the two guests of --guest are made equal.
+        #[arg(long, value_name = "COUNT", default_value_t = 200, requires = "guest")]
+        syncs: u32,
     },
     /// Make, show and trust the keys by which the replicas of a group know each other.
     Key {

@@ -99,7 +99,14 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Check {
             config,
             processors: Some(files),
+            ..
         } => check::processors(config.as_deref(), &files),
+        cli::Command::Check {
+            config,
+            guest: Some(image),
+            syncs,
+            ..
+        } => check::guest(&image, config.as_deref(), syncs),
         cli::Command::Check {
             config: Some(config),
             ..

@@ -70,6 +70,7 @@ pub mod qmp;
 mod ram;
 mod regions;
 mod thread_state;
+pub mod trial;
 
 pub use accel::{AccelChoice, choose_accel, host_cpu};
 pub use api::{GuestEnd, VmCommand, VmError, VmEvent};

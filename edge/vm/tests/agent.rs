@@ -27,10 +27,11 @@ fn wait_for_answer(guest: &mut Guest, number: u32) {
         }
         guest.collect(Duration::from_millis(100));
     }
+    let unread = guest.vm.agent_take_unread();
     panic!(
         "no answer to {number}, but {:?}; unread: {:?}",
         String::from_utf8_lossy(&guest.agent),
-        String::from_utf8_lossy(&guest.vm.agent_take_unread())
+        String::from_utf8_lossy(&unread)
     );
 }
 

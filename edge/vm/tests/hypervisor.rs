@@ -43,9 +43,8 @@ fn a_killed_qemu_is_noticed_at_once() {
     // Later calls do not fail.
     guest.vm.feed(&[ping(1, 9)]);
     guest.vm.console_write(b"x");
-    let _ = guest
-        .vm
-        .scan_dirty(&mut PageSet::new(guest.vm.layout().pages()));
+    let mut written = PageSet::new(guest.vm.layout().pages());
+    let _ = guest.vm.scan_dirty(&mut written);
 }
 
 /// QEMU's last error output is in the report.

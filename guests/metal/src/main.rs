@@ -44,6 +44,9 @@ extern "C" fn life(start_info: u32) -> ! {
     interrupts::enable();
     let mut net = Net::open(&start, &clock).unwrap_or_else(|why| panic!("{why}"));
     let mut writer = Writer::new(start.free_memory());
+    if let Some((rate, pages, pattern)) = start.writer() {
+        writer.set(rate, pages, pattern);
+    }
     let mut server = Server::new(&mut net.sockets);
     let _ = writeln!(
         Serial,

@@ -393,14 +393,8 @@ impl Work<'_> {
     }
 
     fn set_writer(&mut self, rate: &[u8], pages: &[u8], pattern: &[u8]) {
-        let pattern = match pattern {
-            b"count" => Some(Pattern::Count),
-            b"clock" => Some(Pattern::Clock),
-            b"fill" => Some(Pattern::Fill),
-            _ => None,
-        };
         let most = self.writer.memory_pages();
-        match (number(rate), number(pages), pattern) {
+        match (number(rate), number(pages), Pattern::named(pattern)) {
             (Some(rate), Some(pages), Some(pattern)) if pages <= most => {
                 self.writer.set(rate, pages, pattern);
                 self.answer.put(b"+OK\r\n");

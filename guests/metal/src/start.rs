@@ -1,5 +1,6 @@
 //! The machine's description of itself at the start: the command line and the memory (Xen's PVH protocol).
 
+use crate::writer::Pattern;
 use core::ffi::CStr;
 use smoltcp::wire::Ipv4Cidr;
 
@@ -92,6 +93,15 @@ impl Start {
     /// The guest's address, as `plover.ip` says it.
     pub fn ip(&self) -> Option<Ipv4Cidr> {
         self.value("plover.ip")?.parse().ok()
+    }
+
+    /// Pages a second, pages and pattern that are written from the start, as `plover.writer` says it.
+    pub fn writer(&self) -> Option<(u64, u64, Pattern)> {
+        let mut words = self.value("plover.writer")?.split(',');
+        let rate = words.next()?.parse().ok()?;
+        let pages = words.next()?.parse().ok()?;
+        let pattern = Pattern::named(words.next()?.as_bytes())?;
+        Some((rate, pages, pattern))
     }
 
     /// Memory that nothing uses: from, to.

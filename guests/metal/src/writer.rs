@@ -1,4 +1,4 @@
-//! Writes pages at a rate, as clients say by `WRITER`.
+//! Writes pages at a rate, as clients say by `WRITER` and the command line by `plover.writer`.
 
 use crate::start::REGIONS;
 
@@ -15,6 +15,18 @@ pub enum Pattern {
     Clock,
     /// The whole page, with how often it was written.
     Fill,
+}
+
+impl Pattern {
+    /// The pattern of this name.
+    pub fn named(name: &[u8]) -> Option<Self> {
+        match name {
+            b"count" => Some(Self::Count),
+            b"clock" => Some(Self::Clock),
+            b"fill" => Some(Self::Fill),
+            _ => None,
+        }
+    }
 }
 
 /// The writer and its memory.

@@ -1,4 +1,5 @@
-//! A guest under KVM: memories equal after each syncvm, and a leader that dies.
+//! A guest under KVM: memories equal after each syncvm, and a leader that dies. And `plover check --guest`, by which a
+//! user tries the same guest.
 //!
 //! The guest (`guests/metal`) has no kernel. It runs natively where KVM emulates a guest's ring 0 too, so that this tests
 //! the whole path under KVM: how the processor's writes are seen, and its state saved and loaded.
@@ -24,10 +25,12 @@ use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::script::{
     COMPARED, equal_slots, equal_slots_of_divergent_guests, the_leader_dies,
 };
-use plover_lab_proof::{overlay, prove};
+use plover_lab_proof::{Turn, overlay, program, prove};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Slots to compare.
@@ -109,10 +112,14 @@ fn fills_its_memory(lab: &mut Experiment) -> Result<()> {
     Ok(())
 }
 
-fn prove_under_kvm(name: &str, options: Options, script: fn(&mut Experiment) -> Result<()>) {
+fn no_kvm() -> Option<String> {
     let kvm = File::options().read(true).write(true).open("/dev/kvm");
-    if let Err(error) = kvm {
-        eprintln!("skipped: /dev/kvm: {error}");
+    kvm.err().map(|error| format!("/dev/kvm: {error}"))
+}
+
+fn prove_under_kvm(name: &str, options: Options, script: fn(&mut Experiment) -> Result<()>) {
+    if let Some(why) = no_kvm() {
+        eprintln!("skipped: {why}");
         return;
     }
     let options = Options {
@@ -121,6 +128,41 @@ fn prove_under_kvm(name: &str, options: Options, script: fn(&mut Experiment) -> 
         ..options
     };
     prove(name, options, script);
+}
+
+/// `plover check --guest` with a configuration that names this accelerator.
+fn is_fit(accel: &str) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let example = root.join("app/plover/package/shop-db.toml");
+    let example = std::fs::read_to_string(example).expect("there is an example");
+    let with_accel = example.replace("[guest]", &format!("[guest]\naccel = \"{accel}\""));
+    let dir = tempfile::tempdir().expect("a directory is made");
+    let config = dir.path().join("shop-db.toml");
+    std::fs::write(&config, with_accel).expect("a file is written");
+    let checked = Command::new(program())
+        .args(["check", "--syncs", "20", "--config"])
+        .arg(&config)
+        .arg("--guest")
+        .arg(root.join(".cache/guests/metal/kernel"))
+        .output()
+        .expect("the program starts");
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    eprintln!("{said}{}", String::from_utf8_lossy(&checked.stderr));
+    assert!(checked.status.success(), "under {accel}: {said}");
+    for row in ["equal memory  ok", "takeover      ok"] {
+        assert!(said.contains(row), "{row}: {said}");
+    }
+}
+
+#[test]
+fn a_host_is_tried_with_two_guests() {
+    let _turn = Turn::wait();
+    is_fit("tcg");
+    if let Some(why) = no_kvm() {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    is_fit("kvm");
 }
 
 /// Memories are equal after each sync, before and after.

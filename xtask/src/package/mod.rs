@@ -4,6 +4,7 @@
 //! ```text
 //!   plover, all features ──────────────▶ target/package/plover-lab   the lab's package: it starts replicas from itself
 //!      └─ plover pages ────────────────▶ target/package/man, complete
+//!   guests/metal ──────────────────────▶ .cache/guests/metal/kernel: for `plover check --guest`
 //!   plover, without the lab ───────────▶ target/package/plover
 //!              cargo-deb ──────────────▶ target/debian/plover_….deb, plover-lab_….deb
 //!              cargo-generate-rpm ─────▶ target/generate-rpm/plover-….rpm, plover-lab-….rpm
@@ -11,6 +12,7 @@
 
 mod rpm;
 
+use crate::guest;
 use crate::packages::{self, PACKAGE};
 use crate::run::{self, Cargo, Result};
 use crate::tool::Tool;
@@ -28,6 +30,8 @@ const CARGO_DEB: Tool = Tool {
 /// Builds both packages in both forms, and prints their paths.
 pub(crate) fn build() -> Result<ExitCode> {
     packages::ensure(&[PACKAGE])?;
+    // For `plover check --guest`.
+    guest::build("metal")?;
     let cargo_deb = CARGO_DEB.path()?;
     let folder = run::root().join("target/package");
     if folder.exists() {

@@ -20,13 +20,13 @@ pub fn others(report: &mut Report, file: &Path, config: &ReplicaConfig) {
             ),
         }
     }
-    let before = report.0.len();
+    let before = report.rows.len();
     for (path, other) in &others {
         for (verdict, found) in clashes(config, other) {
             report.add(format!("beside {}", path.display()), verdict, found);
         }
     }
-    if report.0.len() == before && !others.is_empty() {
+    if report.rows.len() == before && !others.is_empty() {
         let found = format!("{} with a replica here; they share nothing", others.len());
         report.add("other guests", Verdict::Good, found);
     }

@@ -19,6 +19,9 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+/// QEMU that has not come to its guest by then hangs. With a busy host and a slow disk it takes some seconds.
+const START_WITHIN: Duration = Duration::from_secs(60);
+
 /// Orders and events.
 impl QemuVm {
     /// Gives an order.
@@ -44,7 +47,18 @@ impl QemuVm {
         self.nics.refill();
         self.console.flush();
         self.guest_agent.iter_mut().for_each(Console::flush);
+        if self.is_starting() && self.started.elapsed() >= START_WITHIN {
+            self.give_up(&format!(
+                "QEMU has not started within {} s",
+                START_WITHIN.as_secs()
+            ));
+        }
         events.extend(self.events.drain(..));
+    }
+
+    /// Whether QEMU has not come to its guest yet. Call [`Self::poll`] now and then meanwhile, since a QEMU that hangs is silent.
+    pub fn is_starting(&self) -> bool {
+        matches!(self.phase, Phase::Hello | Phase::Track)
     }
 
     /// A descriptor that polls readable when `poll` or `console_read` has something; also when

@@ -69,6 +69,7 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde_json::Value;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// See "States" above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +137,8 @@ pub struct QemuVm {
     clean: Channel,
     epoll: OwnedFd,
     phase: Phase,
+    /// When the process was started.
+    started: Instant,
     heard: Heard,
     orders: Orders,
     loads: Loads,

@@ -28,6 +28,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Instant;
 
 /// Bytes of frames that may wait in the sockets of the guest's NICs, and as many again before them. More are refused, as by
 /// the queue of a NIC. At 10 Gbit/s they come in 1.6 ms. A sync sends what is left of both in one message, of which the
@@ -138,6 +139,7 @@ impl QemuVm {
             epoll,
             sizes,
             phase: Phase::Hello,
+            started: Instant::now(),
             heard: Heard::default(),
             orders: Orders::new(),
             loads,

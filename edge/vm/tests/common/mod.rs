@@ -6,12 +6,11 @@ mod viewer;
 
 pub use frames::{arp_reply, arp_request, ping, pong};
 use plover_disk::{Attachment, DiskSpec, Disks};
-use plover_types::{Frame, Mac, PAGE_BYTES, PageNo, PageSet};
-use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
-use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use plover_types::Mac;
+pub use plover_vm::trial::Synced;
+use plover_vm::trial::{self, PATIENCE, TrialGuest};
+use plover_vm::{Boot, Machine, QemuConfig, VmCommand, VmEvent};
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::time::{Duration, Instant};
 pub use viewer::Viewer;
@@ -22,9 +21,6 @@ pub const GUEST_IP: [u8; 4] = [10, 77, 0, 100];
 pub const CLIENT_IP: [u8; 4] = [10, 77, 0, 1];
 pub const CLIENT_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
 pub const GUEST_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 0x64]);
-
-/// A test that waits this long hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Whether `/dev/kvm` opens.
 pub fn have_kvm() -> bool {
@@ -88,16 +84,21 @@ fn open(dir: &Path, name: &str, bytes: u64, bytes_max: Option<u64>) -> Disks {
     Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()
 }
 
-/// A guest, and its output so far.
-pub struct Guest {
-    pub vm: QemuVm,
-    pub events: VecDeque<VmEvent>,
-    pub console: String,
-    /// What the agent in the guest has said.
-    pub agent: Vec<u8>,
-    pub sent: Vec<Frame>,
-    /// Pages that the last load wrote.
-    pub by_load: PageSet,
+/// A guest that is expected to do what it is told: any error fails the test.
+pub struct Guest(TrialGuest);
+
+impl Deref for Guest {
+    type Target = TrialGuest;
+
+    fn deref(&self) -> &TrialGuest {
+        &self.0
+    }
+}
+
+impl DerefMut for Guest {
+    fn deref_mut(&mut self) -> &mut TrialGuest {
+        &mut self.0
+    }
 }
 
 impl Guest {
@@ -108,17 +109,7 @@ impl Guest {
 
     /// The same with disks.
     pub fn start_with(config: QemuConfig, disks: Option<Attachment>) -> Self {
-        let vm = QemuVm::spawn(config, disks).expect("QEMU starts");
-        let mut guest = Self {
-            by_load: PageSet::new(vm.layout().pages()),
-            vm,
-            events: VecDeque::new(),
-            console: String::new(),
-            agent: Vec::new(),
-            sent: Vec::new(),
-        };
-        guest.expect(VmEvent::Started);
-        guest
+        Self(TrialGuest::start(config, disks).expect("QEMU starts"))
     }
 
     /// Starts a Linux guest and waits for its service.
@@ -131,41 +122,13 @@ impl Guest {
 
     /// Collects events and output, waiting at most `timeout` for the first.
     pub fn collect(&mut self, timeout: Duration) {
-        // SAFETY: the descriptor belongs to `self.vm`, which outlives this call.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.vm.wait_fd()) };
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        poll(
-            &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
-            Some(&timeout),
-        )
-        .expect("poll");
-        let mut events = Vec::new();
-        self.vm.poll(&mut events);
-        self.events.extend(events);
-        let mut bytes = Vec::new();
-        self.vm.console_read(&mut bytes);
-        self.console.push_str(&String::from_utf8_lossy(&bytes));
-        self.vm.agent_read(&mut self.agent);
-        self.vm.take_outputs(usize::MAX, &mut self.sent);
+        self.0.collect(timeout).expect("it can be waited for");
     }
 
     /// The next event.
     pub fn event(&mut self) -> VmEvent {
-        let begin = Instant::now();
-        loop {
-            if let Some(event) = self.events.pop_front() {
-                return event;
-            }
-            assert!(
-                begin.elapsed() < PATIENCE,
-                "no event; console: {}",
-                self.console
-            );
-            self.collect(Duration::from_secs(1));
-        }
+        let event = self.0.event("an event");
+        event.unwrap_or_else(|error| panic!("{error}; console: {}", self.console))
     }
 
     pub fn expect(&mut self, expected: VmEvent) {
@@ -175,56 +138,24 @@ impl Guest {
 
     /// Gives an order and waits for the event that answers it.
     pub fn order(&mut self, command: VmCommand) -> VmEvent {
-        self.vm.command(command.clone());
-        let event = self.event();
-        let right = matches!(
-            (&command, &event),
-            (VmCommand::Pause, VmEvent::Paused)
-                | (VmCommand::Resume, VmEvent::Resumed)
-                | (VmCommand::Reset, VmEvent::ResetDone)
-                | (VmCommand::SaveState, VmEvent::StateSaved(_))
-                | (VmCommand::LoadState(_), VmEvent::StateLoaded)
-        );
-        let name = format!("{command:?}");
-        assert!(
-            right,
-            "{} was answered by {event:?}",
-            &name[..name.len().min(40)]
-        );
-        event
+        self.0
+            .order(command)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub fn save(&mut self) -> Vec<u8> {
-        match self.order(VmCommand::SaveState) {
-            VmEvent::StateSaved(state) => state,
-            _ => unreachable!("checked by `order`"),
-        }
+        self.0.save().unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Lets the guest run for a while, and collects its output.
     pub fn run_for(&mut self, time: Duration) {
-        let begin = Instant::now();
-        while let Some(left) = time.checked_sub(begin.elapsed()) {
-            self.collect(left);
-        }
+        self.0.run_for(time).expect("it can be waited for");
     }
 
     /// Waits until the console has printed `text` since it was last cleared.
     pub fn wait_console(&mut self, text: &str) {
-        let begin = Instant::now();
-        while !self.console.contains(text) {
-            assert!(
-                begin.elapsed() < PATIENCE,
-                "no '{text}' on the console: {}",
-                self.console
-            );
-            assert!(
-                self.events.is_empty(),
-                "{:?} while waiting for '{text}'",
-                self.events
-            );
-            self.collect(Duration::from_secs(1));
-        }
+        let waited = self.0.wait_console(text);
+        waited.unwrap_or_else(|error| panic!("{error}; console: {}", self.console));
     }
 
     /// Waits until the guest has booted again. (SeaBIOS may reset the machine some times more.)
@@ -282,86 +213,19 @@ impl Guest {
     }
 }
 
-/// The figures of one sync.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Synced {
-    pub dirty_a: u32,
-    pub dirty_b: u32,
-    pub divergent: u32,
-    pub state_bytes: usize,
-}
-
 /// Syncs `b` to `a`; both run before and are paused afterwards. With `full`, all pages are compared, as
 /// for the first sync of two guests.
 pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
-    let pages = a.vm.layout().pages();
-    a.order(VmCommand::Pause);
-    b.order(VmCommand::Pause);
-    let state = a.save();
-    b.order(VmCommand::Reset);
-    let mut dirty = [PageSet::new(pages), PageSet::new(pages)];
-    a.vm.scan_dirty(&mut dirty[0]).unwrap();
-    b.vm.scan_dirty(&mut dirty[1]).unwrap();
-    let mut synced = Synced {
-        dirty_a: dirty[0].len(),
-        dirty_b: dirty[1].len(),
-        state_bytes: state.len(),
-        divergent: 0,
-    };
-    let mut union = if full {
-        PageSet::all(pages)
-    } else {
-        dirty[0].clone()
-    };
-    union.union_with(&dirty[1]);
-    union.union_with(&b.by_load);
-    let (mut left, mut right) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
-    for page in union.iter() {
-        a.vm.read_page(page, &mut left);
-        b.vm.read_page(page, &mut right);
-        if left != right {
-            b.vm.write_page(page, &left);
-            synced.divergent += 1;
-        }
-    }
-    b.order(VmCommand::LoadState(state.into()));
-    b.by_load.clear();
-    b.vm.scan_dirty(&mut b.by_load).unwrap();
-    // Drops `b`'s frames that it has not consumed. A real secondary would get the leader's instead.
-    b.vm.take_unconsumed();
-    synced
+    trial::sync(a, b, full).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// After a sync, compares every page of both guests. They are equal, except under KVM: when a clock is
-/// loaded, KVM itself writes into the guest (the pvclock page: the guest's view of its host's clock). The
-/// scan must have seen that, and the next sync moves it.
+/// After a sync, compares every page of both guests.
 pub fn assert_equal(a: &Guest, b: &Guest) {
-    let (mut left, mut right) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
-    let mut differing = PageSet::new(a.vm.layout().pages());
-    for page in (0..a.vm.layout().pages()).map(PageNo) {
-        a.vm.read_page(page, &mut left);
-        b.vm.read_page(page, &mut right);
-        if left != right {
-            differing.insert(page);
-        }
-    }
-    if a.vm.accel() == Accel::Kvm {
-        assert!(
-            b.by_load.len() <= 2,
-            "a load wrote {:?}",
-            b.by_load.to_runs()
-        );
-        differing.subtract(&b.by_load);
-    } else {
-        assert!(
-            b.by_load.is_empty(),
-            "a load wrote {:?}",
-            b.by_load.to_runs()
-        );
-    }
+    let differing = trial::differing(a, b);
     assert!(
         differing.is_empty(),
-        "pages differ: {:?}",
-        differing.to_runs()
+        "pages differ: {:?}; the load wrote {:?}",
+        differing.to_runs(),
+        b.by_load.to_runs()
     );
 }
