@@ -99,8 +99,10 @@ pub enum Event<'a> {
     StandsStill,
     /// The program runs, as [`Action::Start`] has asked, with the state of its checkpoint.
     Started(State),
-    /// The program cannot be started from that checkpoint.
+    /// The program was not started, for whatever reason.
     StartFailed(String),
+    /// This replica's checkpoint is damaged, gone or of another release. [`StartFailed`](Self::StartFailed) follows.
+    CheckpointLost,
     /// The program has ended.
     Died(String),
     /// A checkpoint of the program as [`Action::TakeCheckpoint`] has asked; or why there is none.

@@ -140,12 +140,12 @@ impl Replica {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{Canary, Config, Entrance, Event, Held, LogState, Progress, State};
     use plover_types::{Index, ReplicaSet, Viewstamp};
 
-    fn config() -> Config {
+    pub(crate) fn config() -> Config {
         Config {
             me: ReplicaId(0),
             members: ReplicaSet::of([ReplicaId(0), ReplicaId(1), ReplicaId(2)]),

@@ -28,6 +28,8 @@ pub struct Replica {
     pub(crate) taking: bool,
     /// How often in a row the program could not be started, died or diverged soon after.
     pub(crate) failures: u32,
+    /// The own checkpoint, after too many failed starts from it.
+    pub(crate) doubted: Option<Viewstamp>,
     /// Since when it runs.
     pub(crate) runs_since: Micros,
     /// When a leader proposes its next cut, and when one that lacks a checkpoint asks for it again.
@@ -61,6 +63,7 @@ impl Replica {
             stalled: false,
             taking: false,
             failures: 0,
+            doubted: None,
             runs_since: Micros::NEVER,
             repeat_at: Micros::ZERO,
             needs: 0,
@@ -110,6 +113,7 @@ impl Replica {
             Event::Quiet => self.on_quiet(),
             Event::StandsStill => self.stalled = true,
             Event::Started(state) => self.on_started(now, state, out),
+            Event::CheckpointLost => self.checkpoints.disown(),
             Event::StartFailed(why) => self.taint(now, Taint::NotStarted(why), out),
             Event::Died(why) => self.taint(now, Taint::Died(why), out),
             Event::CheckpointTaken(result) => self.on_taken(now, result, out),

@@ -6,7 +6,7 @@ use crate::check::Check;
 use crate::checkpoints::REPEAT;
 use crate::feed::Feed;
 use crate::replica::Replica;
-use crate::{ConnectionId, Phase, State};
+use crate::{ConnectionId, Held, Phase, State};
 use plover_types::{Index, Micros, Viewstamp};
 
 /// How long a program that has failed waits before it starts again: the first time, and at most.
@@ -15,7 +15,9 @@ const AGAIN_AFTER_MAX: Micros = Micros::from_ms(30_000);
 /// A program that has run for this long is sound again.
 const SOUND_AFTER: Micros = Micros::from_ms(60_000);
 
-/// A checkpoint from which a program has not started so often is given up.
+/// A checkpoint from which a program has not started so often is doubted: something newer is tried. It is kept all the
+/// same, since most starts fail for reasons that are none of its own (a port in use, a wrong argument, a full disk), and then
+/// it may be the last one there is.
 const TRIES_MAX: u32 = 3;
 
 /// What the log says about this replica's checkpoint.
@@ -40,11 +42,9 @@ impl Replica {
         if now.since(self.runs_since) >= SOUND_AFTER {
             self.failures = 0;
         }
-        if let (Phase::Restoring { from: Some(at) }, true) =
-            (&self.phase, self.failures >= TRIES_MAX)
-        {
-            out.push(Action::Discard(*at));
-            self.checkpoints.disown();
+        if let (Phase::Restoring { from }, true) = (&self.phase, self.failures >= TRIES_MAX) {
+            // What was tried instead is no better.
+            self.doubted = from.filter(|_| self.doubted.is_none());
         }
         let is_late = why == Taint::Behind;
         let shift = self.failures.min(16);
@@ -85,6 +85,7 @@ impl Replica {
                 false => self.standing(at),
             };
             match standing {
+                Standing::Sound if self.tries_another(at) => {}
                 Standing::Sound => return self.start(Some(at), out),
                 Standing::Unknown => {
                     self.repeat_at = now + REPEAT;
@@ -107,9 +108,7 @@ impl Replica {
             // Begun before the program was stopped.
             return;
         }
-        let best = self.checkpoints.best(self.log.base);
-        let best = best.filter(|it| !self.has_found_wrong(it.taken_by, it.at));
-        if let Some(held) = best.cloned() {
+        if let Some(held) = self.another().cloned() {
             let at = held.at;
             self.fetch(held, out);
             self.phase.enter(Phase::Fetching { next, at });
@@ -123,6 +122,18 @@ impl Replica {
                 out.push(Action::Note(Note::NoCheckpoint));
             }
         }
+    }
+
+    /// Another replica's checkpoint to start from: newer than this replica's own.
+    fn another(&self) -> Option<&Held> {
+        let own = self.own().map(|own| own.at);
+        let best = self.checkpoints.best(self.log.base);
+        best.filter(|it| Some(it.at) > own && !self.has_found_wrong(it.taken_by, it.at))
+    }
+
+    /// Whether something else is tried than this replica's own checkpoint, which is at `at`.
+    fn tries_another(&self, at: Viewstamp) -> bool {
+        self.doubted == Some(at) && (self.log.base == Index(0) || self.another().is_some())
     }
 
     /// Whether the log does not say yet what this replica's checkpoint is worth.
@@ -164,7 +175,7 @@ impl Replica {
         self.feed = Feed::new(next);
         self.feed.time = state.time;
         self.check = Check::new(self.config.me, self.config.members, self.config.check);
-        self.runs_since = now;
+        (self.runs_since, self.doubted) = (now, None);
         self.pace.own.starts(now, self.log.commit);
         self.phase.enter(Phase::Following);
         out.push(Action::Note(Note::Runs(Index(next.0 - 1))));
@@ -220,6 +231,8 @@ impl Replica {
                 }
             }
             Err(why) => {
+                // The own one is tried again before another replica is asked.
+                self.doubted = None;
                 self.checkpoints.fetch_failed(now);
                 // Perhaps nobody can give it any more.
                 self.checkpoints.needed |= self.is_full();
@@ -234,5 +247,139 @@ impl Replica {
     /// The connections that are open at the program.
     pub fn connections(&self) -> impl Iterator<Item = ConnectionId> {
         self.feed.open.keys().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lead::tests::config;
+    use crate::{Event, LogState};
+    use plover_types::{ReplicaId, View};
+
+    fn at(index: u64) -> Viewstamp {
+        Viewstamp {
+            view: View::new(1, ReplicaId(1)),
+            index: Index(index),
+        }
+    }
+
+    fn own(index: u64, taken_by: u8) -> Own {
+        Own {
+            at: at(index),
+            taken_by: ReplicaId(taken_by),
+            bytes: 1,
+            sum: [0; 32],
+        }
+    }
+
+    /// A replica whose log has the entries 6 to 12.
+    struct Starting {
+        replica: Replica,
+        now: Micros,
+        out: Vec<Action>,
+    }
+
+    impl Starting {
+        /// Reads the log after so long. Returns what the replica starts from, or fetches.
+        fn goes_on(&mut self, pause: Micros) -> Option<Viewstamp> {
+            self.now = self.now + pause;
+            self.out.clear();
+            let log = LogState {
+                base: Index(5),
+                commit: Index(12),
+                last: at(12),
+                at_own: self.replica.own().map(|own| own.at),
+                ..LogState::default()
+            };
+            self.replica
+                .apply(self.now, Event::Log(log.clone()), &mut self.out);
+            while let Some(next) = self.replica.wants() {
+                let event = Event::Entry(at(next.0), None);
+                self.replica.apply(self.now, event, &mut self.out);
+            }
+            self.replica.apply(self.now, Event::Log(log), &mut self.out);
+            self.out.iter().find_map(|action| match action {
+                Action::Start(from) => *from,
+                Action::Fetch(held) => Some(held.at),
+                _ => None,
+            })
+        }
+
+        fn fails(&mut self) {
+            let event = Event::StartFailed("the port is in use".into());
+            self.replica.apply(self.now, event, &mut self.out);
+            let is_kept = |action: &Action| !matches!(action, Action::Discard(_));
+            assert!(self.out.iter().all(is_kept), "{:?}", self.out);
+        }
+    }
+
+    /// It may be the last one, and the cause may be anything.
+    #[test]
+    fn a_checkpoint_outlives_every_failed_start() {
+        let mut starting = Starting {
+            replica: Replica::new(config(), Some(own(10, 0))),
+            now: Micros(1),
+            out: Vec::new(),
+        };
+        for _ in 0..20 {
+            assert_eq!(starting.goes_on(AGAIN_AFTER_MAX), Some(at(10)));
+            starting.fails();
+        }
+        // Another replica has a newer one, which is tried. If it cannot be had, the own one is tried again.
+        let newer = own(11, 1);
+        starting.replica.checkpoints.named(Held {
+            replica: newer.taken_by,
+            at: newer.at,
+            taken_by: newer.taken_by,
+            bytes: newer.bytes,
+            sum: newer.sum,
+            address: String::new(),
+        });
+        let mut tried = Vec::new();
+        for _ in 0..12 {
+            let mut from = starting.goes_on(AGAIN_AFTER_MAX);
+            tried.extend(from);
+            if from == Some(newer.at) {
+                let event = Event::Fetched(Err("it is gone".into()));
+                starting
+                    .replica
+                    .apply(starting.now, event, &mut starting.out);
+                from = starting.goes_on(Micros(1));
+                tried.extend(from);
+            }
+            assert_eq!(from, Some(at(10)), "{tried:?}");
+            starting.fails();
+        }
+        assert!(tried.contains(&newer.at), "{tried:?}");
+        assert_eq!(starting.replica.own(), Some(&own(10, 0)));
+    }
+
+    /// The newest one is the same on all replicas.
+    #[test]
+    fn a_lost_checkpoint_is_fetched_from_another_replica() {
+        let mut starting = Starting {
+            replica: Replica::new(config(), Some(own(10, 0))),
+            now: Micros(1),
+            out: Vec::new(),
+        };
+        let same = own(10, 0);
+        starting.replica.checkpoints.named(Held {
+            replica: ReplicaId(1),
+            at: same.at,
+            taken_by: same.taken_by,
+            bytes: same.bytes,
+            sum: same.sum,
+            address: String::new(),
+        });
+        assert_eq!(starting.goes_on(AGAIN_AFTER_MAX), Some(same.at));
+        let event = Event::CheckpointLost;
+        starting
+            .replica
+            .apply(starting.now, event, &mut starting.out);
+        starting.fails();
+        assert_eq!(starting.goes_on(AGAIN_AFTER_MAX), Some(same.at));
+        let fetches = |action: &Action| matches!(action, Action::Fetch(_));
+        assert!(starting.out.iter().any(fetches), "{:?}", starting.out);
     }
 }

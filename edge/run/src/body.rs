@@ -25,6 +25,7 @@ use plover_types::{Index, Micros, Viewstamp};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -338,8 +339,14 @@ impl Body {
                 };
                 if let Err(error) = self.sockets.connect(id, bound) {
                     // Told in the next turn, since the brain is in the middle of this one.
+                    let remedy = match error.kind() {
+                        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable => {
+                            "widen net.ipv4.ip_local_port_range"
+                        }
+                        _ => "raise `ulimit -n`",
+                    };
                     self.died = Some(format!(
-                        "no connection to it can be opened: {error}; raise `ulimit -n`"
+                        "no connection to it can be opened: {error}; {remedy}"
                     ));
                 }
             }

@@ -298,10 +298,20 @@ impl Clients {
     }
 }
 
+/// A client that says nothing is asked after this time whether it is still there, and so often before it counts as gone.
+const IDLE: Duration = Duration::from_secs(60);
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+const PROBES: u32 = 4;
+
 /// A client's connection ends by a reset, however this process and the program end: some clients take an orderly end for success.
 fn set_up(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     ends_by_reset(stream);
+    // The program's own probes only ask this process, which is always there.
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, IDLE);
+    let _ = sockopt::set_tcp_keepintvl(stream, PROBE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(stream, PROBES);
 }
 
 pub(crate) fn ends_by_reset(stream: &TcpStream) {

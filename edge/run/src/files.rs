@@ -12,7 +12,7 @@
 use plover_program::{Own, State};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::fs::{File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -91,22 +91,23 @@ impl Files {
     }
 
     /// A file for a checkpoint that is being made.
-    pub fn unfinished(&self, what: &str) -> PathBuf {
-        self.checkpoints.join(format!("{what}.new"))
+    pub fn unfinished(&self, what: &str) -> Unfinished {
+        let path = self.checkpoints.join(format!("{what}.new"));
+        Unfinished { path }
     }
 
-    /// The file at `new` is the checkpoint at `at`: gives it its name, durably.
-    pub fn finish(&self, new: &Path, at: Viewstamp, taken_by: ReplicaId) -> io::Result<Own> {
-        let file = File::open(new)?;
+    /// The file `new` is the checkpoint at `at`: gives it its name, durably.
+    pub fn finish(&self, new: Unfinished, at: Viewstamp, taken_by: ReplicaId) -> io::Result<Own> {
+        let file = File::open(&new.path)?;
         file.sync_all()?;
         let bytes = file.metadata()?.len();
         let own = Own {
             at,
             taken_by,
             bytes,
-            sum: sum_of(new)?,
+            sum: sum_of(&new.path)?,
         };
-        std::fs::rename(new, self.path(&own))?;
+        std::fs::rename(&new.path, self.path(&own))?;
         File::open(&self.checkpoints)?.sync_all()?;
         Ok(own)
     }
@@ -114,28 +115,29 @@ impl Files {
     /// Archives the program's directory as the file `new`.
     pub fn archive(&self, new: &Path, state: &State, deadline: Instant) -> Result<(), String> {
         let file = self.checkpoints.join(STATE);
-        std::fs::write(&file, state.encode())
-            .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
-        let mut tar = Command::new("tar");
-        let theirs = format!("--exclude=./{STATE}");
-        tar.arg("-cf").arg(new).arg(theirs);
-        tar.arg("-C").arg(&self.data).arg(".");
-        tar.arg("-C").arg(&self.checkpoints).arg(STATE);
-        complete(tar, deadline)?;
+        let state = std::fs::write(&file, state.encode())
+            .map_err(|e| format!("cannot write {}: {e}", file.display()));
+        let archived = state.and_then(|()| {
+            let mut tar = Command::new("tar");
+            let theirs = format!("--exclude=./{STATE}");
+            tar.arg("-cf").arg(new).arg(theirs);
+            tar.arg("-C").arg(&self.data).arg(".");
+            tar.arg("-C").arg(&self.checkpoints).arg(STATE);
+            complete(tar, deadline, "snapshot_s")
+        });
         let _ = std::fs::remove_file(file);
-        Ok(())
+        archived
     }
 
-    /// Unpacks an archive into the program's directory.
-    pub fn unpack(&self, path: &Path, deadline: Instant) -> Result<State, String> {
+    /// Unpacks an archive into the program's directory. `None`: it is of another release.
+    pub fn unpack(&self, path: &Path, deadline: Instant) -> Result<Option<State>, String> {
         let mut tar = Command::new("tar");
         tar.arg("-xf").arg(path).arg("-C").arg(&self.data);
-        complete(tar, deadline)?;
+        complete(tar, deadline, "snapshot_s")?;
         let file = self.data.join(STATE);
         let state = std::fs::read(&file).ok();
         let _ = std::fs::remove_file(&file);
-        let state = state.and_then(|bytes| State::decode(&bytes));
-        state.ok_or_else(|| format!("{} is of another release of plover", path.display()))
+        Ok(state.and_then(|bytes| State::decode(&bytes)))
     }
 
     /// Empties the program's directory.
@@ -149,6 +151,18 @@ impl Files {
             }
         }
         Ok(())
+    }
+}
+
+/// A file that is removed again unless it is [finished](Files::finish): half a checkpoint would keep a full disk full.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    pub path: PathBuf,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -185,8 +199,11 @@ pub(crate) fn sum_of(path: &Path) -> io::Result<[u8; 32]> {
     }
 }
 
-/// Runs a command to its end, at most until `deadline`. An error says what it printed last.
-pub(crate) fn complete(mut command: Command, deadline: Instant) -> Result<(), String> {
+/// How much of the end of a command's output is looked at.
+const SAID_BYTES: u64 = 4096;
+
+/// Runs a command to its end, at most until `deadline`, which is that of the key `key`. An error says what it printed last.
+pub(crate) fn complete(mut command: Command, deadline: Instant, key: &str) -> Result<(), String> {
     let name = format!("{command:?}");
     let log = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC);
     let log = File::from(log.map_err(|e| format!("cannot keep the output of {name}: {e}"))?);
@@ -208,8 +225,8 @@ pub(crate) fn complete(mut command: Command, deadline: Instant) -> Result<(), St
             Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
             Ok(None) => {
                 crate::program::kill_group(child.id());
-                let _ = child.wait();
-                return Err(format!("{name} did not end in time (program.snapshot_s)"));
+                crate::program::reap(child);
+                return Err(format!("{name} did not end in time (program.{key})"));
             }
             Err(error) => return Err(format!("cannot wait for {name}: {error}")),
         }
@@ -217,12 +234,20 @@ pub(crate) fn complete(mut command: Command, deadline: Instant) -> Result<(), St
     if status.success() {
         return Ok(());
     }
-    let mut said = String::new();
-    let mut log = log;
-    let _ = io::Seek::rewind(&mut log);
-    let _ = log.take(4096).read_to_string(&mut said);
-    let last = said.lines().last().unwrap_or("it said nothing");
+    let last = last_line(log).unwrap_or_else(|| "it said nothing".into());
     Err(format!("{name} failed ({status}): {last}"))
+}
+
+/// The last line that is not empty.
+fn last_line(mut log: File) -> Option<String> {
+    let bytes = log.metadata().ok()?.len();
+    let from = bytes.saturating_sub(SAID_BYTES);
+    log.seek(SeekFrom::Start(from)).ok()?;
+    let mut said = Vec::new();
+    log.read_to_end(&mut said).ok()?;
+    let said = String::from_utf8_lossy(&said);
+    let mut lines = said.lines().rev().map(str::trim);
+    lines.find(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// Copies exactly `bytes` bytes.
@@ -246,22 +271,30 @@ mod tests {
         assert_eq!(files.newest().unwrap(), None);
         let make = |index, text: &str| {
             let new = files.unfinished("taken");
-            std::fs::write(&new, text).unwrap();
+            std::fs::write(&new.path, text).unwrap();
             let at = Viewstamp {
                 view: View(33),
                 index: Index(index),
             };
-            files.finish(&new, at, ReplicaId(2)).unwrap()
+            files.finish(new, at, ReplicaId(2)).unwrap()
         };
         let first = make(7, "one");
         let second = make(8, "another");
         assert_eq!(files.newest().unwrap().as_ref(), Some(&second));
         assert!(!files.path(&first).exists(), "older ones are removed");
-        std::fs::write(files.unfinished("half"), "x").unwrap();
+        let half = files.unfinished("half");
+        std::fs::write(&half.path, "x").unwrap();
+        drop(half);
+        assert!(
+            !files.checkpoints.join("half.new").exists(),
+            "it was given up"
+        );
+        // That of a process that was killed.
+        std::fs::write(files.checkpoints.join("half.new"), "x").unwrap();
         std::fs::write(files.checkpoints.join("notes.tar"), "x").unwrap();
         let again = Files::open(dir.path()).unwrap();
         assert_eq!(again.newest().unwrap(), Some(second));
-        assert!(!files.unfinished("half").exists());
+        assert!(!files.checkpoints.join("half.new").exists());
     }
 
     #[test]
@@ -272,10 +305,14 @@ mod tests {
             command.args(["-c", text]);
             command
         };
-        assert_eq!(complete(shell("true"), soon()), Ok(()));
-        let failed = complete(shell("echo no space; exit 3"), soon()).unwrap_err();
-        assert!(failed.contains("no space"), "{failed}");
-        let late = complete(shell("sleep 100"), Instant::now()).unwrap_err();
+        let complete = |text, until| complete(shell(text), until, "snapshot_s");
+        assert_eq!(complete("true", soon()), Ok(()));
+        let failed = complete("echo no space; exit 3", soon()).unwrap_err();
+        assert!(failed.ends_with(": no space"), "{failed}");
+        let long = "seq 5000; printf 'caf\\351 is full\\n\\n'; exit 3";
+        let failed = complete(long, soon()).unwrap_err();
+        assert!(failed.ends_with(" is full"), "{failed}");
+        let late = complete("sleep 100", Instant::now()).unwrap_err();
         assert!(late.contains("snapshot_s"), "{late}");
     }
 }

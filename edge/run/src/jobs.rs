@@ -3,7 +3,7 @@
 
 use crate::config::ProgramConfig;
 use crate::files::{Files, complete, copy, sum_of};
-use crate::program::Program;
+use crate::program::{Program, wait_until_dead};
 use plover_fabric::{Keys, Stream};
 use plover_program::{Held, Own, State};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
@@ -32,11 +32,26 @@ pub(crate) enum Done {
     /// The program of this start is ready, or was not in time.
     Ready(u64, Result<(), String>),
     /// The program's directory is ready for a start.
-    Prepared(Result<State, String>),
+    Prepared(Result<State, NotPrepared>),
     /// The program's directory is archived.
     Archived(Result<Own, String>),
     /// Another replica's checkpoint is here.
     Fetched(Result<Own, String>),
+}
+
+/// Why the program's directory is not ready for a start.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotPrepared {
+    /// The checkpoint is damaged, gone or of another release.
+    Lost(String),
+    /// Anything else. The checkpoint may be as good as ever.
+    Failed(String),
+}
+
+impl From<String> for NotPrepared {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
 }
 
 /// Starts jobs, and has their results.
@@ -103,7 +118,7 @@ impl Jobs {
         };
         self.begin(move || {
             loop {
-                let result = complete(shell(&command, &files), until);
+                let result = complete(shell(&command, &files), until, "start_s");
                 if result.is_ok() || Instant::now() + ASK_AGAIN_AFTER >= until {
                     return Done::Ready(start, result);
                 }
@@ -161,7 +176,9 @@ fn prepare(
     from: Option<Viewstamp>,
     command: Option<String>,
     deadline: Instant,
-) -> Result<State, String> {
+) -> Result<State, NotPrepared> {
+    // It may have the port and the files still.
+    wait_until_dead(deadline)?;
     let directory = files.data.display();
     files
         .empty()
@@ -169,18 +186,24 @@ fn prepare(
     let Some(at) = from else {
         return Ok(State::default());
     };
-    let own = files
-        .find(at)
-        .ok_or_else(|| format!("the checkpoint at {at} is gone"))?;
+    let Some(own) = files.find(at) else {
+        return Err(NotPrepared::Lost(format!("the checkpoint at {at} is gone")));
+    };
     let path = files.path(&own);
     let sum = sum_of(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     if sum != own.sum {
         files.remove(&own);
-        return Err(format!("{} is damaged and was removed", path.display()));
+        let why = format!("{} is damaged and was removed", path.display());
+        return Err(NotPrepared::Lost(why));
     }
-    let state = files.unpack(&path, deadline)?;
+    let state = files.unpack(&path, deadline)?.ok_or_else(|| {
+        NotPrepared::Lost(format!(
+            "{} is of another release of plover",
+            path.display()
+        ))
+    })?;
     if let Some(text) = command {
-        complete(shell(&text, files), deadline)?;
+        complete(shell(&text, files), deadline, "snapshot_s")?;
     }
     Ok(state)
 }
@@ -193,12 +216,13 @@ fn archive(
     deadline: Instant,
 ) -> Result<Own, String> {
     if let Some(text) = command {
-        complete(shell(&text, files), deadline)?;
+        complete(shell(&text, files), deadline, "snapshot_s")?;
     }
     let new = files.unfinished("taken");
-    files.archive(&new, state, deadline)?;
-    let finished = files.finish(&new, at, me);
-    finished.map_err(|e| format!("cannot keep the checkpoint {}: {e}", new.display()))
+    files.archive(&new.path, state, deadline)?;
+    let path = new.path.display().to_string();
+    let finished = files.finish(new, at, me);
+    finished.map_err(|e| format!("cannot keep the checkpoint {path}: {e}"))
 }
 
 fn fetch(files: &Files, held: &Held, keys: Option<&Arc<Keys>>) -> io::Result<Own> {
@@ -216,11 +240,11 @@ fn fetch(files: &Files, held: &Held, keys: Option<&Arc<Keys>>) -> io::Result<Own
         return Err(io::Error::other("it has another length than the log says"));
     }
     let new = files.unfinished("fetched");
-    copy(&mut stream, &mut File::create(&new)?, held.bytes)?;
-    if sum_of(&new)? != held.sum {
+    copy(&mut stream, &mut File::create(&new.path)?, held.bytes)?;
+    if sum_of(&new.path)? != held.sum {
         return Err(io::Error::other("it does not match its checksum"));
     }
-    let own = files.finish(&new, held.at, held.taken_by)?;
+    let own = files.finish(new, held.at, held.taken_by)?;
     if own.sum != held.sum {
         return Err(io::Error::other("it has changed while it was kept"));
     }
@@ -343,6 +367,9 @@ mod tests {
         );
         std::fs::write(theirs.path(&own), "other bytes").unwrap();
         let damaged = prepare(&theirs, Some(at), None, soon).unwrap_err();
-        assert!(damaged.contains("damaged"), "{damaged}");
+        assert!(
+            matches!(&damaged, NotPrepared::Lost(why) if why.contains("damaged")),
+            "{damaged:?}"
+        );
     }
 }

@@ -10,7 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// How long a program that is asked to end may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -18,7 +19,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// A program that runs, or has ended.
 #[derive(Debug)]
 pub(crate) struct Program {
-    child: Child,
+    /// There until it is dropped.
+    child: Option<Child>,
+    pid: u32,
     handle: OwnedFd,
 }
 
@@ -43,12 +46,13 @@ impl Program {
         let pid = Pid::from_child(&child);
         Ok(Self {
             handle: pidfd_open(pid, PidfdFlags::empty())?,
-            child,
+            pid: child.id(),
+            child: Some(child),
         })
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.pid
     }
 
     /// Whether it is ending or has ended. The kernel closes a process's connections before it reports its end, and this
@@ -67,7 +71,7 @@ impl Program {
 
     /// How it has ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
-        let status = self.child.try_wait().ok().flatten()?;
+        let status = self.child.as_mut()?.try_wait().ok().flatten()?;
         Some(match (status.code(), status.signal()) {
             (Some(code), _) => format!("it exited with code {code}"),
             (None, Some(signal)) => format!("signal {signal} ended it"),
@@ -77,7 +81,9 @@ impl Program {
 
     /// Asks it to end, waits for a while, and kills what is left of it. Whether it has ended by itself.
     pub fn end(self) -> bool {
-        let _ = rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM);
+        if let Some(child) = &self.child {
+            let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
+        }
         let timeout = Timespec {
             tv_sec: ENDS_WITHIN.as_secs() as i64,
             tv_nsec: 0,
@@ -97,12 +103,55 @@ impl AsFd for Program {
 }
 
 impl Drop for Program {
-    /// Kills the program and all processes of its group, and waits for its end.
+    /// Kills the program and all processes of its group, and waits for its end for a moment.
     fn drop(&mut self) {
-        kill_group(self.child.id());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        kill_group(self.pid);
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            reap(child);
+        }
     }
+}
+
+/// How long a process that was killed is waited for. By then it runs no instruction of its own any more.
+const DIES_WITHIN: Duration = Duration::from_millis(20);
+
+/// Killed processes that have not ended yet.
+static DYING: AtomicUsize = AtomicUsize::new(0);
+
+/// Waits for the end of a process that was killed. One that takes longer, because the kernel frees much memory or a hung disk
+/// holds it, ends beside the caller, who has more to do. It may hold its port and its files until then.
+pub(crate) fn reap(mut child: Child) {
+    let until = Instant::now() + DIES_WITHIN;
+    while Instant::now() < until {
+        match child.try_wait() {
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            Ok(Some(_)) | Err(_) => return,
+        }
+    }
+    DYING.fetch_add(1, Ordering::SeqCst);
+    let waits = std::thread::Builder::new().name("reaper".into());
+    let waits = waits.spawn(move || {
+        let _ = child.wait();
+        DYING.fetch_sub(1, Ordering::SeqCst);
+    });
+    if waits.is_err() {
+        // Nobody waits for it then.
+        DYING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits until all processes that were killed have ended.
+pub(crate) fn wait_until_dead(deadline: Instant) -> Result<(), String> {
+    while DYING.load(Ordering::SeqCst) > 0 {
+        if Instant::now() >= deadline {
+            return Err(
+                "the program was killed and does not end: look whether its disk hangs".into(),
+            );
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Finds the program that the first of `words` names, and gives it its whole path: the program starts in another

@@ -3,10 +3,13 @@
 use crate::unread::Diag;
 use plover_program::ConnectionId;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,13 +64,44 @@ pub(crate) struct Sockets {
     unread: BTreeSet<u64>,
     /// Ports of this end whose connections are closed.
     gone: Vec<u16>,
+    /// The ports that the kernel draws from, and the next one to be used again.
+    ports: RangeInclusive<u16>,
+    port: u16,
     scratch: Vec<u8>,
+}
+
+/// A connection, this end of it, and how its opening went.
+type Opened = (TcpStream, SocketAddrV4, rustix::io::Result<()>);
+
+/// Whether another port may do.
+fn is_in_use(opened: &io::Result<Opened>) -> bool {
+    let kind = opened.as_ref().err().map(io::Error::kind);
+    matches!(
+        kind,
+        Some(ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
+    )
+}
+
+/// The ports that the kernel draws from, where it does not tell.
+const PORTS: RangeInclusive<u16> = 32_768..=60_999;
+
+fn ports_drawn() -> RangeInclusive<u16> {
+    let told = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let told = told.unwrap_or_default();
+    let mut words = told.split_ascii_whitespace().map(str::parse);
+    match (words.next(), words.next()) {
+        (Some(Ok(first)), Some(Ok(last))) if first <= last => first..=last,
+        _ => PORTS,
+    }
 }
 
 impl Sockets {
     pub fn new(program: SocketAddrV4, epoll: Arc<OwnedFd>, kind: u64) -> io::Result<Self> {
+        let ports = ports_drawn();
         Ok(Self {
             program,
+            port: *ports.start(),
+            ports,
             diag: Diag::open()?,
             epoll,
             kind,
@@ -103,17 +137,9 @@ impl Sockets {
     }
 
     /// Opens a connection. `bound` learns the port of this end before the program can see it.
-    pub fn connect(&mut self, id: ConnectionId, bound: impl FnOnce(u16)) -> io::Result<()> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-        rustix::net::bind(&socket, &SocketAddrV4::new(*self.program.ip(), 0))?;
-        let stream = TcpStream::from(socket);
-        let SocketAddr::V4(own) = stream.local_addr()? else {
-            unreachable!("it was made as an IPv4 socket");
-        };
-        bound(own.port());
-        let result = rustix::net::connect(&stream, &self.program);
-        let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
+    pub fn connect(&mut self, id: ConnectionId, mut bound: impl FnMut(u16)) -> io::Result<()> {
+        let (stream, own, result) = self.open(&mut bound)?;
+        let is_dead = !matches!(result, Ok(()) | Err(Errno::INPROGRESS));
         stream.set_nodelay(true)?;
         let token = self.kind | self.next;
         self.next += 1;
@@ -139,6 +165,56 @@ impl Sockets {
         self.tokens.insert(id, token);
         self.unread.insert(token);
         Ok(())
+    }
+
+    /// A socket that has begun to connect.
+    ///
+    /// This end ends first where the client does, so the kernel keeps its port for a minute, and clients that come and go
+    /// use up all ports within that. The kernel draws none of these, and lets a connection over the loopback have one that is
+    /// named. So they are used again one after the other.
+    fn open(&mut self, bound: &mut impl FnMut(u16)) -> io::Result<Opened> {
+        let drawn = self.open_at(0, bound);
+        if !is_in_use(&drawn) {
+            return drawn;
+        }
+        let used: HashSet<u16> = self.all.values().map(|it| it.own.port()).collect();
+        for _ in self.ports.clone() {
+            let port = self.port;
+            self.port = match port < *self.ports.end() {
+                true => port + 1,
+                false => *self.ports.start(),
+            };
+            if !used.contains(&port) {
+                let opened = self.open_at(port, bound);
+                if !is_in_use(&opened) {
+                    return opened;
+                }
+            }
+        }
+        drawn
+    }
+
+    /// The same from this port; 0 is any.
+    fn open_at(&mut self, port: u16, bound: &mut impl FnMut(u16)) -> io::Result<Opened> {
+        let stream = self.bind_to(port)?;
+        let SocketAddr::V4(own) = stream.local_addr()? else {
+            unreachable!("it was made as an IPv4 socket");
+        };
+        bound(own.port());
+        let result = rustix::net::connect(&stream, &self.program);
+        if result == Err(Errno::ADDRNOTAVAIL) {
+            self.gone.push(own.port());
+            return Err(ErrorKind::AddrNotAvailable.into());
+        }
+        Ok((stream, own, result))
+    }
+
+    fn bind_to(&self, port: u16) -> io::Result<TcpStream> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+        set_socket_reuseaddr(&socket, true)?;
+        rustix::net::bind(&socket, &SocketAddrV4::new(*self.program.ip(), port))?;
+        Ok(TcpStream::from(socket))
     }
 
     pub fn has(&self, id: ConnectionId) -> bool {
@@ -318,6 +394,7 @@ mod tests {
     use plover_types::{Index, View, Viewstamp};
     use rustix::event::epoll::CreateFlags;
     use std::net::Ipv4Addr;
+    use std::process::Command;
     use std::time::Instant;
 
     /// A program that does not ask for `SO_REUSEADDR`, as libupnp does not.
@@ -354,6 +431,49 @@ mod tests {
         while let Err(error) = listen(at) {
             assert!(Instant::now() < deadline, "{error}");
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Each connection is ended by this end first, so that the kernel keeps its port for a minute.
+    #[test]
+    fn ports_are_used_again() {
+        let script = "ip link set lo up && echo 40000 40007 > /proc/sys/net/ipv4/ip_local_port_range && \
+                      exec \"$0\" --ignored --exact sockets::tests::with_eight_ports";
+        let ran = Command::new("unshare")
+            .args(["--net", "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{ran:?}");
+    }
+
+    #[test]
+    #[ignore = "another test runs it, in a network of its own"]
+    fn with_eight_ports() {
+        let at = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 5000);
+        let listener = listen(at).unwrap();
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
+        let mut sockets = Sockets::new(at, epoll, 1 << 60).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        for index in 1..=20 {
+            let id = ConnectionId(Viewstamp {
+                view: View(1),
+                index: Index(index),
+            });
+            while let Err(error) = sockets.connect(id, |_| {}) {
+                assert!(Instant::now() < deadline, "connection {index}: {error}");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let accepted = rustix::net::accept(&listener).unwrap();
+            let (_, connection) = sockets.all.pop_first().unwrap();
+            connection
+                .stream
+                .shutdown(std::net::Shutdown::Write)
+                .unwrap();
+            drop(accepted);
+            connection.stream.set_nonblocking(false).unwrap();
+            assert_eq!((&connection.stream).read(&mut [0]).unwrap(), 0);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! How the program's process starts, ends, and is restored.
 
 use super::{Body, CHILD, Starting};
-use crate::jobs::Done;
+use crate::jobs::{Done, NotPrepared};
 use crate::program::Program;
 use plover_program::{Event, Own};
 use plover_types::Viewstamp;
@@ -28,10 +28,17 @@ impl Body {
         match done {
             Done::Prepared(result) => {
                 if matches!(self.starting, Some(Starting::Preparing)) {
-                    let spawned = result.and_then(|state| {
-                        self.restored = state;
-                        self.spawn(None)
-                    });
+                    let spawned = match result {
+                        Ok(state) => {
+                            self.restored = state;
+                            self.spawn(None)
+                        }
+                        Err(NotPrepared::Lost(why)) => {
+                            self.apply(Event::CheckpointLost);
+                            Err(why)
+                        }
+                        Err(NotPrepared::Failed(why)) => Err(why),
+                    };
                     if let Err(why) = spawned {
                         self.starting = None;
                         self.apply(Event::StartFailed(why));
@@ -42,7 +49,10 @@ impl Body {
             Done::Archived(result) => self.archived(result),
             Done::Fetched(result) => {
                 self.apply(Event::Fetched(result));
-                let _ = self.files.newest();
+                // Otherwise the older one stays until the program has started from the newer.
+                if self.brain.phase().executes() {
+                    let _ = self.files.newest();
+                }
             }
         }
     }
@@ -211,6 +221,7 @@ impl Body {
             (Ok(()), None) => {
                 let state = std::mem::take(&mut self.restored);
                 self.apply(Event::Started(state));
+                let _ = self.files.newest();
             }
             (Ok(()), Some(own)) => {
                 self.apply(Event::CheckpointTaken(Ok(own)));

@@ -17,7 +17,10 @@ impl World {
                 (Some(at), Some((own, memory, kept))) if own.at == at => {
                     (memory.clone(), kept.clone())
                 }
-                _ => return self.apply(host, Event::StartFailed("it is gone".into())),
+                _ => {
+                    self.apply(host, Event::CheckpointLost);
+                    return self.apply(host, Event::StartFailed("it is gone".into()));
+                }
             };
             if from.is_some() {
                 self.coverage.hit("program: starts from a checkpoint");
@@ -34,6 +37,7 @@ impl World {
             if is_wrong {
                 // Nobody knows, and nobody might find out: docs/programs.md, "Limits". The disk is lost instead.
                 state.disk = None;
+                self.apply(host, Event::CheckpointLost);
                 return self.apply(host, Event::StartFailed("it is gone".into()));
             }
             state.has_diverged = false;
