@@ -18,7 +18,7 @@ use crate::config::ConfigFile;
 use crate::viewer::Seat;
 use plover_disk::{MemoryCopy, SnapshotLimits};
 use plover_types::ReplicaId;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +26,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{
+    Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel,
+};
 use std::time::{Duration, Instant};
 
 /// Longest request line, bytes.
@@ -48,6 +51,33 @@ const STATUS_WITHIN: Duration = Duration::from_secs(1);
 /// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
 const CONSOLE_CHUNKS_MAX: usize = 256;
 
+/// Where an operator's console takes the guest's output.
+#[derive(Clone, Debug)]
+pub(crate) struct ConsoleOutput {
+    chunks: SyncSender<Vec<u8>>,
+    left: Arc<AtomicBool>,
+}
+
+impl ConsoleOutput {
+    /// One that nobody has left yet, and the end from which the operator reads.
+    pub fn new() -> (Self, Receiver<Vec<u8>>) {
+        let (chunks, read) = sync_channel(CONSOLE_CHUNKS_MAX);
+        let left = Arc::default();
+        (Self { chunks, left }, read)
+    }
+
+    /// Shows this, if the operator keeps up. `false` if there is nobody any more.
+    pub fn show(&self, bytes: &[u8]) -> bool {
+        let sent = self.chunks.try_send(bytes.to_vec());
+        !matches!(sent, Err(TrySendError::Disconnected(_)))
+    }
+
+    /// Whether the operator has closed it.
+    pub fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+}
+
 /// A request on its way to the loop.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -57,9 +87,11 @@ pub(crate) enum Request {
     },
     /// Attach: guest console output goes to `output`, unless `reply` is an error.
     Attach {
-        output: SyncSender<Vec<u8>>,
+        output: ConsoleOutput,
         reply: Sender<Value>,
     },
+    /// An operator has closed a console ([`ConsoleOutput::has_left`]).
+    ConsoleLeft,
     /// Take what can be taken of a configuration file that was read and is whole; nothing if `dry_run`.
     Reload {
         file: Box<ConfigFile>,
@@ -269,13 +301,17 @@ fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
         }
         let reply = match serde_json::from_str::<Op>(&line) {
             Ok(Op::Console) => {
-                let (output, chunks) = sync_channel(CONSOLE_CHUNKS_MAX);
+                let (output, chunks) = ConsoleOutput::new();
+                let left = Arc::clone(&output.left);
                 let wait = Op::Console.wait();
                 let answer = ask(handle, &wait, |reply| Request::Attach { output, reply });
                 if answer.get("error").is_none() {
                     // Somebody who has gone already may have typed something before.
                     let _ = writer.write_all(format!("{answer}\n").as_bytes());
-                    return console(reader, writer, chunks, handle);
+                    console(reader, writer, chunks, handle);
+                    left.store(true, Ordering::Relaxed);
+                    handle.send(Request::ConsoleLeft);
+                    return;
                 }
                 answer
             }
@@ -432,11 +468,14 @@ fn console(
     let mut bytes = [0u8; 1024];
     while let Ok(n) = reader.read(&mut bytes) {
         if n == 0 {
+            // Who types no more may read on. This ends when the whole connection is closed, here or there.
+            let mut closed = [PollFd::new(reader.get_ref(), PollFlags::empty())];
+            let _ = poll(&mut closed, None);
             break;
         }
         handle.send(Request::Typed(bytes[..n].to_vec()));
     }
-    // The guest's next output finds the connection closed and ends the printer.
+    // It ends when the loop lets go of the console.
     drop(printer);
 }
 
@@ -488,12 +527,36 @@ mod tests {
 
         operator.write_all(b"{\"op\":\"console\"}\n").unwrap();
         let (output, reply) = attach();
-        output.send(b"login:\n".to_vec()).unwrap();
+        assert!(output.show(b"login:\n"));
         reply.send(json!({"ok": true})).unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), r#"{"ok":true}"#);
         assert_eq!(lines.next().unwrap().unwrap(), "login:");
+        // Who types no more reads on.
+        operator.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(output.show(b"motd\n") && !output.has_left());
+        assert_eq!(lines.next().unwrap().unwrap(), "motd");
+        // The guest may print nothing more, and yet the loop hears of it.
+        drop((operator, lines));
+        let left = loop {
+            match control.take().pop() {
+                Some(request) => break request,
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        };
+        assert!(matches!(left, Request::ConsoleLeft), "{left:?}");
+        assert!(output.has_left());
+    }
+
+    #[test]
+    fn a_console_that_the_loop_lets_go_of_is_closed() {
+        let (output, chunks) = ConsoleOutput::new();
+        let (here, there) = UnixStream::pair().unwrap();
+        let control = tempfile::tempdir().unwrap();
+        let control = Control::listen(control.path(), Path::new("/none")).unwrap();
+        let writer = here.try_clone().unwrap();
         drop(output);
-        assert!(lines.next().is_none(), "closed");
+        console(BufReader::new(here), writer, chunks, &control.handle());
+        assert!(BufReader::new(there).lines().next().is_none());
     }
 
     #[test]

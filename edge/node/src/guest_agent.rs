@@ -182,6 +182,11 @@ impl<A> GuestAgent<A> {
         self.open.is_some()
     }
 
+    /// Whether an answer is waited for no longer.
+    pub fn is_overdue(&self, now: Micros) -> bool {
+        self.open.as_ref().is_some_and(|open| now >= open.deadline)
+    }
+
     /// This replica leads from now on: the leader before it may have had file systems frozen.
     pub fn took_over(&mut self, now: Micros) {
         self.thaw = Some(Thaw {

@@ -35,7 +35,7 @@ use crate::death::{Reporter, is_for_one};
 use crate::host::NICE;
 use crate::private;
 use crate::storage::members_in;
-use crate::tap::{Tap, Taps};
+use crate::tap::{Tap, Taps, not_attached};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::io;
@@ -155,23 +155,6 @@ fn attach(name: &str, nic: u8) -> io::Result<Tap> {
             tap => return tap,
         }
     }
-}
-
-/// Why there is no TAP, and what to do.
-fn not_attached(name: &str, error: &io::Error) -> String {
-    let advice = match error.kind() {
-        io::ErrorKind::ResourceBusy => {
-            "another process uses it: give each replica devices of its own (net.tap, nic.tap), or end that process".into()
-        }
-        io::ErrorKind::PermissionDenied => format!(
-            "it belongs to another user, or this one may not open /dev/net/tun (usually 0666): make it anew with 'ip tuntap add {name} mode tap user plover' (the user that runs \
-             the replica)"
-        ),
-        _ => format!(
-            "create it with 'ip tuntap add {name} mode tap user plover' (the user that runs the replica)"
-        ),
-    };
-    format!("cannot attach to the TAP device '{name}': {error}; {advice}")
 }
 
 fn draw() -> io::Result<u64> {

@@ -159,6 +159,23 @@ impl AsFd for Tap {
     }
 }
 
+/// Why a replica cannot attach to a TAP, and what to do.
+pub(crate) fn not_attached(name: &str, error: &io::Error) -> String {
+    let advice = match error.kind() {
+        io::ErrorKind::ResourceBusy => {
+            "another process uses it: give each replica devices of its own (net.tap, nic.tap), or end that process".into()
+        }
+        io::ErrorKind::PermissionDenied => format!(
+            "it belongs to another user, or this one may not open /dev/net/tun (usually 0666): make it anew with 'ip tuntap add {name} mode tap user plover' (the user that runs \
+             the replica)"
+        ),
+        _ => format!(
+            "create it with 'ip tuntap add {name} mode tap user plover' (the user that runs the replica)"
+        ),
+    };
+    format!("cannot attach to the TAP device '{name}': {error}; {advice}")
+}
+
 /// The TAP devices of all of the guest's NICs, by the NICs' numbers.
 #[derive(Debug)]
 pub(crate) struct Taps(Vec<Tap>);
@@ -173,15 +190,22 @@ impl Taps {
         Ok(Self(taps.collect::<Result<_, _>>()?))
     }
 
-    /// Attaches again to those devices that were deleted, if there are others of their names by now.
-    pub fn attach_again(&mut self, names: &[&str]) {
+    /// Attaches again to those devices that were deleted, if there are others of their names by now. Returns why it could
+    /// not attach to one of these.
+    pub fn attach_again(&mut self, names: &[&str]) -> Option<String> {
+        let mut why = None;
         for (tap, name) in self.0.iter_mut().zip(names) {
             if !tap.is_attached() {
-                if let Ok(new) = Tap::attach(name, tap.nic) {
-                    *tap = new;
+                match Tap::attach(name, tap.nic) {
+                    Ok(new) => *tap = new,
+                    Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                    // Whoever makes it has it open for a moment.
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+                    Err(error) => why = Some(not_attached(name, &error)),
                 }
             }
         }
+        why
     }
 
     pub fn iter(&self) -> std::slice::Iter<'_, Tap> {

@@ -91,6 +91,10 @@ impl Body {
     }
 
     fn step_agent(&mut self) -> Result<(), BoxError> {
+        if self.agent.requests.is_overdue(clock::now()) {
+            // A leader alone has no pauses. What was given up must not be carried out when an agent comes up later.
+            self.drop_unread_of_agent();
+        }
         while let Some(step) = self.agent.requests.step(clock::now()) {
             match step {
                 Step::Send(bytes) => self.give_input(OperatorInput::Agent(bytes), Asker::Agent)?,
@@ -150,8 +154,8 @@ impl Body {
         self.agent_heard(&said);
     }
 
-    /// The guest stands: what it has not read of a request is dropped, on both sides.
-    pub(super) fn agent_pauses(&mut self) {
+    /// The guest stands, or its answer is waited for no longer: what it has not read of a request is dropped.
+    pub(super) fn drop_unread_of_agent(&mut self) {
         if let Some(vm) = &mut self.vm {
             let unread = vm.agent_take_unread();
             self.agent.requests.unread(&unread);

@@ -23,12 +23,19 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Debug, Default)]
 pub(super) struct Backup {
     wanted: Option<Wanted>,
+    /// The number of the last one that was asked of the disks, which may have refused it.
     number: u64,
-    /// Filled by the disks' thread.
-    last: Arc<Mutex<Weak<Snapshot>>>,
-    /// The memory of the last one.
-    memory: Weak<MemoryCopy>,
+    /// The last one that was taken. Filled by the disks' thread.
+    last: Arc<Mutex<Last>>,
     copying: Option<Copying>,
+}
+
+/// A backup that lasts as long as its client reads it.
+#[derive(Debug, Default)]
+struct Last {
+    number: u64,
+    snapshot: Weak<Snapshot>,
+    memory: Weak<MemoryCopy>,
 }
 
 #[derive(Debug)]
@@ -52,11 +59,11 @@ impl Backup {
     /// The backup with this number, while it lasts.
     pub(super) fn running(&self, number: u64) -> Result<Running, String> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let snapshot = last.upgrade().filter(|_| number == self.number);
+        let snapshot = last.snapshot.upgrade().filter(|_| number == last.number);
         let snapshot = snapshot.ok_or("this backup has ended: begin another one")?;
         Ok(Running {
             snapshot,
-            memory: self.memory.upgrade(),
+            memory: last.memory.upgrade(),
         })
     }
 
@@ -98,8 +105,8 @@ impl Backup {
         self.copying.take_if(|it| it.copy.owed().is_err());
     }
 
-    /// The memory is the one of the backup, unless too much of it is left to be copied. Returns the bytes of its image.
-    fn finish_memory(&mut self, machine: String) -> Option<Result<Option<u64>, String>> {
+    /// The memory is the one of the backup, unless too much of it is left to be copied. Returns it, and the bytes of its image.
+    fn finish_memory(&mut self, machine: String) -> Option<Result<FinishedMemory, String>> {
         let Some(copying) = self.copying.take() else {
             return Some(Err("the copy of the guest's memory has ended".into()));
         };
@@ -115,16 +122,18 @@ impl Backup {
         let since = clock::now();
         let devices = copying.devices;
         let finished = copying.copy.finish(&MachineState { machine, devices });
-        self.memory = Arc::downgrade(&copying.copy);
         tracing::info!(
             event = "memory_copied",
             pages = owed,
             us = clock::now().since(since).0,
             "the guest's memory is copied: its last {owed} pages while it stood still"
         );
-        Some(finished.map(Some))
+        Some(finished.map(|bytes| (Arc::downgrade(&copying.copy), Some(bytes))))
     }
 }
+
+/// The memory of a backup and the bytes of its image; none for a backup of the disks alone.
+type FinishedMemory = (Weak<MemoryCopy>, Option<u64>);
 
 /// A mark as it is told.
 fn mark(number: u64) -> String {
@@ -222,12 +231,11 @@ impl Body {
         let (Some(disks), Some(wanted)) = (vm.disks(), self.backup.wanted.take()) else {
             return;
         };
-        self.backup.memory = Weak::new();
         let finished = match wanted.with_memory {
             true => self.backup.finish_memory(vm.machine_words().needed),
-            false => Some(Ok(None)),
+            false => Some(Ok((Weak::new(), None))),
         };
-        let memory_bytes = match finished {
+        let (memory, memory_bytes) = match finished {
             None => {
                 self.backup.wanted = Some(wanted);
                 return;
@@ -236,7 +244,7 @@ impl Body {
                 let _ = wanted.reply.send(Err(why));
                 return;
             }
-            Some(Ok(bytes)) => bytes,
+            Some(Ok(finished)) => finished,
         };
         let Wanted { limits, reply, .. } = wanted;
         self.backup.number += 1;
@@ -245,7 +253,7 @@ impl Body {
         if self.qemu.firmware.is_uefi() {
             about["uefi_variables"] = variables::to_text(&vm.flash()).ok().into();
         }
-        let last = Arc::clone(&self.backup.last);
+        let (last, number) = (Arc::clone(&self.backup.last), self.backup.number);
         disks.snapshot(limits, move |snapshot| {
             let taken = snapshot.map(|snapshot| {
                 let snapshot = Arc::new(snapshot);
@@ -255,7 +263,12 @@ impl Body {
                 about["disks"] = disks
                     .map(|disk| json!({"disk": disk.disk, "bytes": disk.bytes}))
                     .collect();
-                *last.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&snapshot);
+                // Only now: one that is refused leaves the one that runs alone.
+                *last.lock().unwrap_or_else(PoisonError::into_inner) = Last {
+                    number,
+                    snapshot: Arc::downgrade(&snapshot),
+                    memory,
+                };
                 Taken { snapshot, about }
             });
             // A client that has given up drops it.

@@ -60,6 +60,7 @@ impl Body {
                 }
                 Request::ViewerLeft { number } => self.viewer_left(number),
                 Request::Typed(bytes) => self.typed(bytes)?,
+                Request::ConsoleLeft => self.consoles_left(),
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
                     self.ask_leader(&op, None, reply);
                 }

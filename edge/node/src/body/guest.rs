@@ -3,6 +3,7 @@
 use super::work::Work;
 use super::{Body, BoxError, FRAMES_PER_TURN};
 use crate::clock;
+use crate::control::ConsoleOutput;
 use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
@@ -11,7 +12,6 @@ use plover_vm::{AtEnd, GuestEnd, QemuConfig, QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use std::io::Write;
-use std::sync::mpsc::{SyncSender, TrySendError};
 
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
@@ -170,7 +170,7 @@ impl Body {
             }
             unconsumed = vm.take_unconsumed();
         }
-        self.agent_pauses();
+        self.drop_unread_of_agent();
         self.learn_addresses(&outputs);
         Event::GuestPaused {
             outputs,
@@ -429,7 +429,7 @@ impl Body {
         }
         // A secondary holds its output too, to show it if it takes over.
         self.printed.hold(bytes);
-        if self.console.is_empty() {
+        if self.console.is_empty() && !self.relay.is_looked_at() {
             return Ok(());
         }
         self.apply(Event::Printed)
@@ -440,16 +440,11 @@ impl Body {
             return;
         }
         self.show_elsewhere(bytes);
-        self.console.retain(|o| {
-            !matches!(
-                o.try_send(bytes.to_vec()),
-                Err(TrySendError::Disconnected(_))
-            )
-        });
+        self.console.retain(|console| console.show(bytes));
     }
 
     /// Opens the console for an operator; only a leader's shows anything.
-    pub(super) fn attach(&mut self, output: SyncSender<Vec<u8>>) -> Value {
+    pub(super) fn attach(&mut self, output: ConsoleOutput) -> Value {
         if self.role != Role::Leader {
             return json!({"error": self.not_leading("does not lead")});
         }

@@ -40,7 +40,7 @@ use self::work::Work;
 use crate::announce::Announcement;
 use crate::background::Background;
 use crate::config::{ConfigFile, ReplicaConfig};
-use crate::control::{Control, StopHandle};
+use crate::control::{ConsoleOutput, Control, StopHandle};
 use crate::death::{Reporter, Reports, SentOn};
 use crate::histogram::Histogram;
 use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
@@ -64,7 +64,6 @@ use rustix::process::Pid;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
@@ -158,7 +157,7 @@ struct Body {
     work: VecDeque<Work>,
     /// Pages that a copy has asked for, in this order.
     copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
-    console: Vec<SyncSender<Vec<u8>>>,
+    console: Vec<ConsoleOutput>,
     printed: Printed,
     agent: AgentLine,
     console_log: Background,
@@ -383,7 +382,8 @@ impl Body {
         if self.ready.disks {
             self.take_disks()?;
         }
-        if self.ready.vm || self.vm.as_ref().is_some_and(|vm| vm.has_backlog()) {
+        let asks = |vm: &QemuVm| vm.has_backlog() || vm.is_starting();
+        if self.ready.vm || self.vm.as_ref().is_some_and(asks) {
             self.take_vm()?;
         }
         if self.ready.tap || self.facing && !self.sent_on.is_empty() {
@@ -413,6 +413,7 @@ impl Body {
         }
         self.mind_agent()?;
         self.mind_viewers();
+        self.mind_consoles();
         self.storage.trim(self.watch.log_base);
         self.storage.submit();
         self.flush();

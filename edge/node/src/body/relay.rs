@@ -3,13 +3,13 @@
 use super::inputs::Asker;
 use super::{Body, BoxError};
 use crate::clock;
-use crate::control::Op;
+use crate::control::{ConsoleOutput, Op};
 use crate::relay::Relayed;
 use plover_replica::{OperatorInput, Role};
 use plover_types::{Lane, Micros, ReplicaId, ReplicaSet};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Sender, SyncSender, TrySendError};
+use std::sync::mpsc::Sender;
 
 /// A question that has waited this long is forgotten: whoever asked has given up long before.
 const FORGOTTEN_AFTER: Micros = Micros::from_ms(30_000);
@@ -33,7 +33,7 @@ struct Question {
     since: Micros,
     reply: Sender<Value>,
     /// Where to show the console, if it asks for one.
-    output: Option<SyncSender<Vec<u8>>>,
+    output: Option<ConsoleOutput>,
 }
 
 /// Requests under way between this replica's operators and other replicas, and the other way round.
@@ -42,7 +42,7 @@ pub(super) struct Relay {
     last: u64,
     asked: BTreeMap<u64, Question>,
     /// Consoles of other replicas that operators of this host look at.
-    theirs: BTreeMap<u64, (ReplicaId, SyncSender<Vec<u8>>)>,
+    theirs: BTreeMap<u64, (ReplicaId, ConsoleOutput)>,
     /// Consoles of this replica that operators of other hosts look at.
     ours: Vec<(ReplicaId, u64)>,
     /// Replicas that have said that they were told to end, and have not come back.
@@ -53,6 +53,11 @@ impl Relay {
     /// Whether this replica has said that it was told to end, and has not come back.
     pub(super) fn has_stopped(&self, peer: ReplicaId) -> bool {
         self.stopped.contains(peer)
+    }
+
+    /// Whether operators of other hosts look at this replica's console.
+    pub(super) fn is_looked_at(&self) -> bool {
+        !self.ours.is_empty()
     }
 
     /// A new link to it is up.
@@ -66,7 +71,7 @@ impl Body {
     pub(super) fn ask_leader(
         &mut self,
         op: &Op,
-        output: Option<SyncSender<Vec<u8>>>,
+        output: Option<ConsoleOutput>,
         reply: Sender<Value>,
     ) {
         let status = self.replica.status();
@@ -91,7 +96,7 @@ impl Body {
         &mut self,
         to: ReplicaId,
         op: &Op,
-        output: Option<SyncSender<Vec<u8>>>,
+        output: Option<ConsoleOutput>,
         reply: Sender<Value>,
     ) {
         let now = clock::now();
@@ -166,7 +171,7 @@ impl Body {
                 leader.0
             );
             for (_, output) in self.relay.theirs.values() {
-                let _ = output.try_send(why.clone().into_bytes());
+                output.show(why.as_bytes());
             }
         }
         Ok(())
@@ -221,10 +226,8 @@ impl Body {
             Relayed::Typed { .. } => {}
             Relayed::Answer { id, answer } => self.on_answer(from, id, &answer),
             Relayed::Printed { id, bytes } => {
-                let gone = self.relay.theirs.get(&id).is_some_and(|(_, output)| {
-                    matches!(output.try_send(bytes), Err(TrySendError::Disconnected(_)))
-                });
-                if gone {
+                let console = self.relay.theirs.get(&id);
+                if console.is_none_or(|(_, output)| !output.show(&bytes)) {
                     self.relay.theirs.remove(&id);
                     self.tell(from, &Relayed::Closed { id });
                 }
@@ -251,6 +254,40 @@ impl Body {
             self.relay.theirs.insert(id, (from, output));
         }
         let _ = asked.reply.send(answer);
+        self.consoles_left();
+    }
+
+    /// Lets go of the consoles that operators of this host have closed.
+    pub(super) fn consoles_left(&mut self) {
+        self.console.retain(|console| !console.has_left());
+        let left = self.relay.theirs.iter();
+        let left = left.filter(|(_, (_, output))| output.has_left());
+        let left: Vec<(u64, ReplicaId)> = left.map(|(id, (of, _))| (*id, *of)).collect();
+        for (id, of) in left {
+            self.relay.theirs.remove(&id);
+            self.tell(of, &Relayed::Closed { id });
+        }
+    }
+
+    /// Once a turn: closes the consoles of a replica that leads no more. One that hangs says nothing of it itself.
+    pub(super) fn mind_consoles(&mut self) {
+        if self.relay.theirs.is_empty() {
+            return;
+        }
+        let Some(leader) = self.replica.status().leader else {
+            return;
+        };
+        let why = format!(
+            "\r\n[replica {} leads now: what you typed last may not have reached the guest]\r\n",
+            leader.0
+        );
+        self.relay.theirs.retain(|_, (of, output)| {
+            let leads = *of == leader;
+            leads || {
+                output.show(why.as_bytes());
+                false
+            }
+        });
     }
 
     /// The guest's console output goes to the operators of other hosts as well.

@@ -157,7 +157,11 @@ impl Body {
     }
 
     pub(super) fn look_at_uplink(&mut self) -> Result<(), BoxError> {
-        self.taps.attach_again(&self.config.taps());
+        let refused = self.taps.attach_again(&self.config.taps());
+        if let Some(why) = refused.filter(|why| self.last_failure.as_ref() != Some(why)) {
+            tracing::warn!(event = "tap_not_attached", "{why}");
+            self.last_failure = Some(why);
+        }
         match self.uplink.look() {
             Some(up) => self.apply(Event::Uplink { up }),
             None => Ok(()),
