@@ -120,6 +120,14 @@ impl Tls {
         PublicKey::from_spki(shown?.first()?)
     }
 
+    /// Whether rustls has something to say that is not sealed yet.
+    fn wants_write(&self) -> bool {
+        match &self.side {
+            Side::Client(it) => it.wants_write(),
+            Side::Server(it) => it.wants_write(),
+        }
+    }
+
     fn is_handshaking(&self) -> bool {
         match &self.side {
             Side::Client(it) => it.is_handshaking(),
@@ -263,19 +271,19 @@ impl Tls {
         }
     }
 
-    /// After an error: seals what rustls says of it to the other side.
+    /// After an error: seals what rustls says of it to the other side, and reads no further.
     fn seal_alert(&mut self) {
-        loop {
+        while self.wants_write() {
             let bytes = &mut self.incoming[self.unread.clone()];
             let mut out = Sealed {
                 bytes: &mut self.sealed,
                 unsent: &mut self.unsent,
             };
-            let is_more = match &mut self.side {
+            let is_sealed = match &mut self.side {
                 Side::Client(it) => out.alert(it.process_tls_records(bytes)),
                 Side::Server(it) => out.alert(it.process_tls_records(bytes)),
             };
-            if !is_more {
+            if !is_sealed {
                 return;
             }
         }

@@ -14,7 +14,7 @@ use crate::clients::ConnectionId;
 use crate::wire::{MemberChange, Reply};
 use crate::{Server, StateMachine};
 use apus::{EntryKind, Members, MembersError, ProposeError};
-use plover_types::{Micros, ReplicaId, wire};
+use plover_types::{Index, Micros, ReplicaId, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -225,20 +225,47 @@ impl<M: StateMachine> Server<M> {
     pub(crate) fn regroup(&mut self, group: Group) {
         let me = self.config.me;
         let now = self.now();
-        let before = std::mem::replace(&mut self.state.group, group);
-        let group = &self.state.group;
         tracing::info!(voters = %group.members.voters, learners = %group.members.learners, "the group");
-        for (&id, address) in group.addresses.iter().filter(|(id, _)| **id != me) {
-            self.departing.retain(|(gone, _)| *gone != id);
-            if before.addresses.get(&id) != Some(address) {
-                if let Err(error) = self.fabric.set_peer(id, Some(address)) {
-                    tracing::error!(%id, %address, %error, "no link can be opened to a newcomer");
-                }
-            }
-        }
+        let before = std::mem::replace(&mut self.state.group, group.clone());
+        self.link(&group.addresses, &before.addresses);
+        self.departing
+            .retain(|(gone, _)| !group.addresses.contains_key(gone));
         let gone = before.addresses.keys();
         let gone = gone.filter(|id| !group.addresses.contains_key(id) && **id != me);
         self.departing.extend(gone.map(|id| (*id, now + FAREWELL)));
+    }
+
+    /// Opens the links to the replicas that the newest group in the recovered log names, committed or not. The group
+    /// that was told at the start may be an old one, of which nobody is left to say what is committed.
+    pub(crate) fn link_as_logged(&mut self) {
+        let status = self.core.status();
+        let logged = (status.base.0 + 1..=status.last.index.0).rev();
+        let group = logged
+            .filter_map(|index| self.core.entry(Index(index)))
+            .find_map(|entry| match entry.kind {
+                EntryKind::Members(members) => Group::decode(members, &entry.payload),
+                _ => None,
+            });
+        let known = self.state.group.addresses.clone();
+        self.link(&group.unwrap_or_default().addresses, &known);
+    }
+
+    /// Opens the links to `addresses`, of which those that are `known` may be there. They may also lead elsewhere, by an entry
+    /// that another leader dropped.
+    fn link(
+        &mut self,
+        addresses: &BTreeMap<ReplicaId, String>,
+        known: &BTreeMap<ReplicaId, String>,
+    ) {
+        for (&id, address) in addresses.iter().filter(|(id, _)| **id != self.config.me) {
+            match self.fabric.set_peer(id, Some(address)) {
+                // A fabric whose peers are fixed takes none, not even the same.
+                Err(error) if known.get(&id) != Some(address) => {
+                    tracing::error!(%id, %address, %error, "no link can be opened to a newcomer");
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
     }
 
     /// Ends the links of replicas that were removed a while ago.
@@ -259,7 +286,7 @@ mod tests {
     use super::*;
     use crate::{Config, LogOnly};
     use plover_fabric::{ShmConfig, ShmFabric};
-    use plover_types::{Index, ReplicaSet};
+    use plover_types::ReplicaSet;
     use std::time::{Duration, Instant};
 
     fn set(ids: &[u8]) -> ReplicaSet {

@@ -128,6 +128,7 @@ impl<M: StateMachine> Server<M> {
                 None => tracing::info!("the snapshot is of the log before this one: not used"),
             }
         }
+        server.link_as_logged();
         server.settle()?;
         Ok(server)
     }

@@ -1,8 +1,13 @@
-//! A group whose log is on disk, and one replica's log is damaged.
+//! A group whose log is on disk: one replica's log is damaged, or its command line is old.
 
-use crate::{Sum, append, config, damage, free_addresses, tcp, turn_until, turn_until_sum};
+use crate::{
+    PATIENCE, Running, Sum, append, config, damage, free_addresses, tcp, tcp_to, turn_until,
+    turn_until_sum,
+};
 use apus::Durability;
-use plover_log::{Phase, Server};
+use plover_log::wire::MemberChange;
+use plover_log::{Config, Phase, Remote, Server};
+use plover_types::{ReplicaId, ReplicaSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -72,4 +77,44 @@ fn a_replica_with_a_damaged_log_recovers_from_the_others_before_it_votes() {
     drop(servers.remove(0));
     append(&mut servers, &[1]);
     turn_until_sum(&mut servers, 61);
+}
+
+/// The others may all be newer than the command line of a service.
+#[test]
+fn a_replica_that_is_told_the_members_of_old_links_to_those_that_its_log_names() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let addresses = free_addresses(3);
+    // Replicas 0 and 1 began the group, and every command line names these two.
+    let open = |me: usize| {
+        let told = ReplicaSet::of([ReplicaId(0), ReplicaId(1)]);
+        let mut config = Config::new(ReplicaId(me as u8), told);
+        config.durability = Durability::Disk;
+        let all = (0u8..).map(ReplicaId).zip(&addresses);
+        config.addresses = all
+            .filter(|(id, _)| told.contains(*id) || id.0 as usize == me)
+            .map(|(id, address)| (id, address.to_string()))
+            .collect();
+        let fabric = tcp_to(&[0, 1], me, &addresses);
+        let dir = dir.path().join(me.to_string());
+        Server::in_directory(config, fabric, Sum::default(), &dir, "g").expect("it opens")
+    };
+    let running: Vec<_> = (0..3).map(|me| Running::start(open(me))).collect();
+    let clients = running.iter().map(|it| it.address.clone()).collect();
+    let mut remote = Remote::new(clients, PATIENCE);
+    remote.append(&[1]).expect("it is appended");
+    let (id, address) = (ReplicaId(2), addresses[2].to_string());
+    for change in [
+        MemberChange::Add { id, address },
+        MemberChange::Remove { id: ReplicaId(1) },
+    ] {
+        remote
+            .change_members(&change, |_| ())
+            .expect("it is changed");
+    }
+    remote.append(&[1]).expect("it is appended");
+    drop(running);
+
+    let mut servers = [open(0), open(2)];
+    append(&mut servers, &[1]);
+    turn_until_sum(&mut servers, 3);
 }

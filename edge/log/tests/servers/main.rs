@@ -65,12 +65,17 @@ impl StateMachine for Sum {
     }
 }
 
-/// A replica over TCP.
+/// A replica over TCP, with links to all others.
 fn tcp(me: usize, addresses: &[SocketAddr]) -> BoxedFabric {
-    let all = addresses.iter().enumerate();
-    let peers = all
-        .filter(|(id, _)| *id != me)
-        .map(|(id, address)| (ReplicaId(id as u8), *address))
+    let all: Vec<_> = (0..addresses.len()).collect();
+    tcp_to(&all, me, addresses)
+}
+
+/// A replica over TCP, with links to those of `peers` that it is not itself.
+fn tcp_to(peers: &[usize], me: usize, addresses: &[SocketAddr]) -> BoxedFabric {
+    let peers = peers.iter().filter(|id| **id != me);
+    let peers = peers
+        .map(|id| (ReplicaId(*id as u8), addresses[*id]))
         .collect();
     let config = TcpConfig::new("test", ReplicaId(me as u8), addresses[me], peers);
     Box::new(TcpFabric::new(config).expect("loopback works"))
