@@ -1,10 +1,12 @@
 //! Decides which copy of its disks a guest may boot from, after all replicas have lost the guest itself.
 //!
-//! Every replica keeps on its disk the newest in-sync set that it has heard of. A leader writes that
-//! set down before it serves on the strength of it. So with all replicas asked, the newest of these
-//! sets is the last there was, and a whole copy of one of its members explains what clients have seen.
-//! A replica that asks only itself knows less: it can tell that its own copy is old, not that it is
-//! the newest.
+//! Every replica keeps on its disk the newest in-sync set that it has heard of. So with all replicas
+//! asked, the newest of these sets is the last there was, and a whole copy of one of its members
+//! explains what clients have seen. Except for a moment: a leader does not wait for its disk to hold a new set
+//! before it serves on the strength of it, because a hung disk would then end the service. If all hosts lose
+//! power before any of them has written the set, the set before it decides, and what clients were told since is
+//! lost. A replica that asks only itself knows less: it can tell that its own copy is old, not that it is the
+//! newest.
 
 use crate::api::GuestRecord;
 use plover_types::{Index, ReplicaId, View};

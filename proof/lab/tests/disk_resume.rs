@@ -12,7 +12,7 @@ use plover_lab_proof::{overlay, prove, role};
 use std::io::Read;
 
 /// Most of the copy is of the disk, because a replica that dies keeps nothing else.
-const DISK_BYTES: u64 = 160 << 20;
+const DISK_BYTES: u64 = 112 << 20;
 
 /// Slow enough to be caught in the middle.
 const OVERLAY: &str = "
