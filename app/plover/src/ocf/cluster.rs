@@ -33,6 +33,8 @@ pub(super) struct Node {
     pub spare: Option<(u8, String)>,
     /// The role of the replica there, as its agent has written it down.
     pub role: Option<String>,
+    /// Whether the guest is protected, as the agent of the leader's node has written it down.
+    pub protected: Option<String>,
     /// A replica of this guest answers there.
     pub answers: bool,
     /// It is there.
@@ -68,6 +70,15 @@ impl Node {
         self.spare.as_ref().is_some_and(|it| it.0 == id)
     }
 
+    /// This of the attributes of [`judge::attributes`], as it is written down.
+    pub fn told(&self, name: &str) -> Option<&str> {
+        let told = match name {
+            judge::PROTECTED => &self.protected,
+            _ => &self.role,
+        };
+        told.as_deref()
+    }
+
     /// Whether it is the host of this member.
     pub fn is_of(&self, id: u8) -> bool {
         self.member.is_some_and(|it| it.id == id)
@@ -83,6 +94,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
     let own = capacity::of_member(guest);
     let spare = capacity::of_spare(guest);
     let role = format!("plover-{guest}");
+    let protected = format!("plover-{guest}{}", judge::PROTECTED);
     let awaits = super::off::awaits(guest);
     let failed_here = format!("fail-count-{guest}#");
     let (mut online, mut failed) = (BTreeSet::new(), BTreeSet::new());
@@ -133,6 +145,7 @@ pub(super) fn nodes(cib: &str, guest: &str) -> Result<Vec<Node>> {
                 _ if key == spare && outlives_the_node => node.spare = id_and_address(value),
                 _ if key == awaits => node.awaits = value.parse().ok(),
                 _ if key == role && !value.is_empty() => node.role = Some(value.into()),
+                _ if key == protected && !value.is_empty() => node.protected = Some(value.into()),
                 _ if key.starts_with(&failed_here) => {
                     failed.insert(name);
                 }
@@ -317,7 +330,7 @@ mod tests {
           <node_state id="1" uname="alpha" crmd="online"/>
           <node_state id="2" uname="beta" in_ccm="false" crmd="offline" expected="down"/>
           <node_state id="3" uname="gamma" crmd="online"><transient_attributes id="3"><instance_attributes id="status-3">
-            <nvpair id="g" name="plover-shop" value="spare 3"/>
+            <nvpair id="g" name="plover-shop" value="spare 3"/><nvpair id="p" name="plover-shop-protected" value="no"/>
             <nvpair id="h" name="fail-count-shop-2#start_0" value="INFINITY"/></instance_attributes></transient_attributes>
           <lrm id="3"><lrm_resources/></lrm></node_state>
         </status></cib>"#;
@@ -347,6 +360,7 @@ mod tests {
             can_start: true,
             spare: Some((3, "192.0.2.13:7700".into())),
             role: Some("spare 3".into()),
+            protected: Some("no".into()),
             answers: true,
             ..node("gamma")
         };

@@ -49,6 +49,9 @@ pub(super) fn waits(own: &DaemonStatus) -> bool {
     own.more.get("waits_to_be_added") == Some(&Value::Bool(true))
 }
 
+/// The end of the name of the attribute that says whether the guest is protected.
+pub(super) const PROTECTED: &str = "-protected";
+
 /// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected. The witness of three
 /// that is to keep a warm copy joins until it has that.
 pub(super) fn attributes(
@@ -66,10 +69,7 @@ pub(super) fn attributes(
     };
     [
         ("", Some(role)),
-        (
-            "-protected",
-            (own.role == "leader").then(|| protected.into()),
-        ),
+        (PROTECTED, (own.role == "leader").then(|| protected.into())),
     ]
 }
 
@@ -77,7 +77,7 @@ pub(super) fn attributes(
 pub(super) fn attributes_of_none(role: Option<&str>) -> [(&'static str, Option<String>); 3] {
     [
         ("", role.map(str::to_owned)),
-        ("-protected", None),
+        (PROTECTED, None),
         (LACKS, None),
     ]
 }

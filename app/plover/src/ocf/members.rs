@@ -16,6 +16,7 @@
 //! Only the leader's agent decides, since only a leader has the majority that a change takes. An order that is given twice, or by
 //! a replica that leads no more, is refused by the group (docs/decisions/0047).
 
+use super::cluster::Node;
 use super::repair::{Group, Rules, Step, Told, belongs};
 use super::{Instance, judge};
 use crate::capacity::{self, Place};
@@ -23,6 +24,9 @@ use anyhow::{Result, bail};
 use plover_lab::control::DaemonStatus;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long Pacemaker's daemon takes at the most to write an attribute into the cluster's status.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(2);
 
 impl Instance {
     /// Keeps the attributes of members, and has the group replace one that is lost. All of it is tried again at the next
@@ -39,6 +43,32 @@ impl Instance {
         }
     }
 
+    /// Writes the attributes anew that Pacemaker has lost: its daemon holds them, and the cluster's status does not, for good,
+    /// because the daemon writes only what has changed. Seen once in an hour of lost hosts, with Pacemaker 2.1.5.
+    fn write_again(&self, here: &Node, own: &DaemonStatus) -> Result<()> {
+        let wanted = judge::attributes(own, &self.config.group);
+        let lacks = |node: &Node| {
+            let lost = |(name, value): &(&'static str, Option<String>)| {
+                value.is_some() && node.told(name).is_none()
+            };
+            let lost = wanted.iter().filter(|it| lost(it));
+            lost.cloned().collect::<Vec<_>>()
+        };
+        if lacks(here).is_empty() {
+            return Ok(());
+        }
+        // They were given to the daemon a moment ago.
+        std::thread::sleep(WRITTEN_WITHIN);
+        let nodes = self.nodes()?;
+        let here = nodes.iter().find(|it| it.name == here.name);
+        let lost = here.map(lacks).unwrap_or_default();
+        for (name, value) in lost {
+            self.set_attributes(&[(name, None)]);
+            self.set_attributes(&[(name, value)]);
+        }
+        Ok(())
+    }
+
     fn keep_members(&self, own: &DaemonStatus) -> Result<()> {
         let config = &self.config.group;
         let nodes = self.nodes()?;
@@ -46,6 +76,7 @@ impl Instance {
         let place = |id: u8| Place::of_member(id, memory_mib);
         let here = nodes.iter().find(|it| Some(&it.name) == self.node.as_ref());
         if let Some(here) = here {
+            self.write_again(here, own)?;
             // The probe may have been one of a former release.
             self.tell_memory(here)?;
             let is_told = here.member == Some(place(own.id));
