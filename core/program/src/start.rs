@@ -292,8 +292,7 @@ mod tests {
                 at_own: self.replica.own().map(|own| own.at),
                 ..LogState::default()
             };
-            self.replica
-                .apply(self.now, Event::Log(log.clone()), &mut self.out);
+            self.replica.apply(self.now, Event::Log(log), &mut self.out);
             while let Some(next) = self.replica.wants() {
                 let event = Event::Entry(at(next.0), None);
                 self.replica.apply(self.now, event, &mut self.out);
