@@ -70,7 +70,7 @@ pub fn run(file: &Path) -> Result<ExitCode> {
 
 struct Report {
     rows: Vec<Row>,
-    /// What it says at the end if nothing is missing, and if something is.
+    /// The last line if nothing is missing, and (`bad`) if something is.
     good: &'static str,
     bad: &'static str,
 }

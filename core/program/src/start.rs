@@ -43,7 +43,7 @@ impl Replica {
             self.failures = 0;
         }
         if let (Phase::Restoring { from }, true) = (&self.phase, self.failures >= TRIES_MAX) {
-            // What was tried instead is no better.
+            // The alternative to a doubted checkpoint has failed as well: the own one is tried again.
             self.doubted = from.filter(|_| self.doubted.is_none());
         }
         let is_late = why == Taint::Behind;
@@ -273,7 +273,18 @@ mod tests {
         }
     }
 
-    /// A replica whose log has the entries 6 to 12.
+    fn held_by(replica: u8, own: &Own) -> Held {
+        Held {
+            replica: ReplicaId(replica),
+            at: own.at,
+            taken_by: own.taken_by,
+            bytes: own.bytes,
+            sum: own.sum,
+            address: String::new(),
+        }
+    }
+
+    /// A replica whose log has the entries 6 to 12, with a checkpoint at 10.
     struct Starting {
         replica: Replica,
         now: Micros,
@@ -281,6 +292,14 @@ mod tests {
     }
 
     impl Starting {
+        fn new() -> Self {
+            Self {
+                replica: Replica::new(config(), Some(own(10, 0))),
+                now: Micros(1),
+                out: Vec::new(),
+            }
+        }
+
         /// Reads the log after so long. Returns what the replica starts from, or fetches.
         fn goes_on(&mut self, pause: Micros) -> Option<Viewstamp> {
             self.now = self.now + pause;
@@ -316,25 +335,14 @@ mod tests {
     /// It may be the last one, and the cause may be anything.
     #[test]
     fn a_checkpoint_outlives_every_failed_start() {
-        let mut starting = Starting {
-            replica: Replica::new(config(), Some(own(10, 0))),
-            now: Micros(1),
-            out: Vec::new(),
-        };
+        let mut starting = Starting::new();
         for _ in 0..20 {
             assert_eq!(starting.goes_on(AGAIN_AFTER_MAX), Some(at(10)));
             starting.fails();
         }
         // Another replica has a newer one, which is tried. If it cannot be had, the own one is tried again.
         let newer = own(11, 1);
-        starting.replica.checkpoints.named(Held {
-            replica: newer.taken_by,
-            at: newer.at,
-            taken_by: newer.taken_by,
-            bytes: newer.bytes,
-            sum: newer.sum,
-            address: String::new(),
-        });
+        starting.replica.checkpoints.named(held_by(1, &newer));
         let mut tried = Vec::new();
         for _ in 0..12 {
             let mut from = starting.goes_on(AGAIN_AFTER_MAX);
@@ -357,20 +365,9 @@ mod tests {
     /// The newest one is the same on all replicas.
     #[test]
     fn a_lost_checkpoint_is_fetched_from_another_replica() {
-        let mut starting = Starting {
-            replica: Replica::new(config(), Some(own(10, 0))),
-            now: Micros(1),
-            out: Vec::new(),
-        };
+        let mut starting = Starting::new();
         let same = own(10, 0);
-        starting.replica.checkpoints.named(Held {
-            replica: ReplicaId(1),
-            at: same.at,
-            taken_by: same.taken_by,
-            bytes: same.bytes,
-            sum: same.sum,
-            address: String::new(),
-        });
+        starting.replica.checkpoints.named(held_by(1, &same));
         assert_eq!(starting.goes_on(AGAIN_AFTER_MAX), Some(same.at));
         let event = Event::CheckpointLost;
         starting

@@ -468,7 +468,7 @@ fn console(
     let mut bytes = [0u8; 1024];
     while let Ok(n) = reader.read(&mut bytes) {
         if n == 0 {
-            // Who types no more may read on. This ends when the whole connection is closed, here or there.
+            // An operator may have ended the input alone, and read on. This ends when the whole connection is closed, here or there.
             let mut closed = [PollFd::new(reader.get_ref(), PollFlags::empty())];
             let _ = poll(&mut closed, None);
             break;
@@ -531,7 +531,7 @@ mod tests {
         reply.send(json!({"ok": true})).unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), r#"{"ok":true}"#);
         assert_eq!(lines.next().unwrap().unwrap(), "login:");
-        // Who types no more reads on.
+        // The end of the input is not the end of the output.
         operator.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(output.show(b"motd\n") && !output.has_left());
         assert_eq!(lines.next().unwrap().unwrap(), "motd");

@@ -199,7 +199,7 @@ impl Taps {
                 match Tap::attach(name, tap.nic) {
                     Ok(new) => *tap = new,
                     Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
-                    // Whoever makes it has it open for a moment.
+                    // The program that makes the device has it open for a moment.
                     Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
                     Err(error) => why = Some(not_attached(name, &error)),
                 }

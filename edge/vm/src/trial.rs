@@ -48,9 +48,9 @@ pub struct TrialGuest {
     pub vm: QemuVm,
     /// Events that nobody has taken.
     pub events: VecDeque<VmEvent>,
-    /// What it has printed on its console.
+    /// Its console's output since that was last cleared.
     pub console: String,
-    /// What the agent in the guest has said.
+    /// The output of the agent in the guest.
     pub agent: Vec<u8>,
     /// Frames that it has sent.
     pub sent: Vec<Frame>,

@@ -92,7 +92,7 @@ impl Body {
 
     fn step_agent(&mut self) -> Result<(), BoxError> {
         if self.agent.requests.is_overdue(clock::now()) {
-            // A leader alone has no pauses. What was given up must not be carried out when an agent comes up later.
+            // A leader alone has no pauses. An agent that comes up later must not carry out a request that was given up.
             self.drop_unread_of_agent();
         }
         while let Some(step) = self.agent.requests.step(clock::now()) {
