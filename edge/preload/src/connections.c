@@ -74,9 +74,10 @@ static uint32_t find(const struct sockaddr_storage *peer)
     return 0;
 }
 
+/* If the descriptor is a client's already, plover learns that it is closed. */
 static int aborted(int fd)
 {
-    REAL(close)(fd);
+    close(fd);
     errno = ECONNABORTED;
     return -1;
 }
@@ -85,6 +86,12 @@ static int aborted(int fd)
 static int welcome(int fd, uint32_t number, uint32_t generation, int flags)
 {
     struct slot *slot = slot_at(number);
+    if (!claim(fd, number, generation))
+        return aborted(fd);
+    if (fd >= DESCRIPTORS_MAX) {
+        let_go(number);
+        return aborted(fd);
+    }
     int client = fetch(number);
     if (client < 0)
         return aborted(fd);
@@ -94,24 +101,17 @@ static int welcome(int fd, uint32_t number, uint32_t generation, int flags)
     status = flags & SOCK_NONBLOCK ? status | O_NONBLOCK : status & ~O_NONBLOCK;
     if (placed < 0 || REAL(fcntl)(fd, F_SETFL, status) < 0)
         return aborted(fd);
-    if (!claim(fd, number, generation))
-        return aborted(fd);
     lock_with_room(CLOCK_ROOM);
     if (atomic_load(&slot->epoch) != atomic_load(&shared->epoch)) {
         unlock();
-        close(fd);
-        errno = ECONNABORTED;
-        return -1;
+        return aborted(fd);
     }
     clock_of_accept();
     uint64_t input = fill(RECORD_ACCEPT, number, 0, NULL, 0);
     unlock();
     ring_bell();
-    if (shared->wait_read && !wait_for_commit(slot, input)) {
-        close(fd);
-        errno = ECONNABORTED;
-        return -1;
-    }
+    if (shared->wait_read && !wait_for_commit(slot, input))
+        return aborted(fd);
     return fd;
 }
 
@@ -133,13 +133,13 @@ EXPORT int accept4(int listener, __SOCKADDR_ARG address, socklen_t *length, int 
         }
         return fd;
     }
-    if (fd >= DESCRIPTORS_MAX)
-        return aborted(fd);
     uint32_t number = found % SLOTS + 1, generation = found >> SLOT_BITS;
     struct slot *slot = slot_at(number);
     uint32_t ip = atomic_load(&slot->ip), port = atomic_load(&slot->port);
     if (atomic_load(&slot->kind) == SLOT_CLIENT) {
         fd = welcome(fd, number, generation, flags);
+    } else if (fd >= DESCRIPTORS_MAX) {
+        fd = aborted(fd);
     } else {
         follow_clock_of(slot);
         claim(fd, number, generation);

@@ -46,7 +46,8 @@ static void keep(int fd, uint32_t number)
     mark(fd, number);
 }
 
-/* The connection is this descriptor's from now on. False if plover has given it up. */
+/* The connection is this descriptor's from now on, or the caller's, if its number is too high for the table. False
+ * if plover has given it up. */
 bool claim(int fd, uint32_t number, uint32_t generation)
 {
     struct slot *slot = slot_at(number);
@@ -60,12 +61,13 @@ bool claim(int fd, uint32_t number, uint32_t generation)
     atomic_store(&slot->ended, 0);
     atomic_store(&slot->broken, 0);
     atomic_store(&slot->swallowed, 0);
-    mark(fd, number);
+    if (fd < DESCRIPTORS_MAX)
+        mark(fd, number);
     return true;
 }
 
 /* A descriptor of the connection is closed. */
-static void let_go(uint32_t number)
+void let_go(uint32_t number)
 {
     struct slot *slot = slot_at(number);
     if (atomic_fetch_sub(&slot->refs, 1) != 1)

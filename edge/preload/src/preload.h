@@ -44,6 +44,7 @@ uint32_t slot_of(int fd);
 struct slot *slot_at(uint32_t number);
 struct slot *client_of(int fd);
 bool claim(int fd, uint32_t number, uint32_t generation);
+void let_go(uint32_t number);
 void watch_forks(void);
 extern int event_fd, memory_fd;
 

@@ -21,6 +21,8 @@ mod launch;
 mod memory;
 mod pump;
 mod refused;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use launch::Launch;
 pub(crate) use pump::Happened;
