@@ -15,6 +15,10 @@ pub enum Canary {
     /// In disk mode an acceptor acknowledges entries that only its memory holds.
     #[cfg(feature = "canary")]
     AcknowledgeBeforeDisk,
+    /// In disk mode a replica that forgot its log has recovered when its memory holds the log, and what its disk lacks
+    /// is reclaimed elsewhere.
+    #[cfg(feature = "canary")]
+    RecoverBeforeDisk,
     /// A milestone is not stored, but counts as if it were.
     #[cfg(feature = "canary")]
     MilestoneNotStored,

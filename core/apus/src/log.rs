@@ -60,9 +60,8 @@ pub(crate) struct Log {
     bytes: usize,
     /// The bytes of memory that the entries take.
     held: usize,
-    /// Disk mode: stable storage holds the present log up to here. Never below `base`: reclaimed
-    /// entries are committed without this replica's copy.
-    stable: Index,
+    /// Disk mode: stable storage has confirmed the present log up to here, which may be below `base`.
+    confirmed: Index,
 }
 
 impl Log {
@@ -79,7 +78,7 @@ impl Log {
             milestone: base,
             bytes: 0,
             held: 0,
-            stable: base.index,
+            confirmed: Index(0),
         }
     }
 
@@ -93,7 +92,7 @@ impl Log {
         for entry in entries {
             log.push(entry);
         }
-        log.stable = log.last().index;
+        log.confirmed = log.last().index;
         log
     }
 
@@ -137,8 +136,15 @@ impl Log {
         self.held
     }
 
+    /// Stable storage has confirmed the log up to here. After a trim, or the start of a log anew, storage may hold less
+    /// than `base`.
+    pub(crate) fn confirmed(&self) -> Index {
+        self.confirmed
+    }
+
+    /// This replica's copy counts up to here. Never below `base`: reclaimed entries are committed without it.
     pub(crate) fn stable(&self) -> Index {
-        self.stable
+        self.confirmed.max(self.base.index)
     }
 
     /// The viewstamp of the last entry, or `base`. Of two logs, the one in which this is higher is
@@ -300,7 +306,7 @@ impl Log {
         if self.milestone.index > last {
             self.take_configuration_anew();
         }
-        self.stable = self.stable.min(last);
+        self.confirmed = self.confirmed.min(last);
     }
 
     /// Computes the configuration from the entries that are left.
@@ -340,13 +346,12 @@ impl Log {
             self.configuration_at_base.note(entry.kind);
             pool.give(entry.payload);
         }
-        self.stable = self.stable.max(self.base.index);
     }
 
     /// Storage holds the log up to `viewstamp`. Ignored if that entry has been cut since.
     pub(crate) fn mark_stable(&mut self, viewstamp: Viewstamp) {
         if self.has(viewstamp) {
-            self.stable = self.stable.max(viewstamp.index);
+            self.confirmed = self.confirmed.max(viewstamp.index);
         }
     }
 }

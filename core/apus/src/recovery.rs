@@ -310,7 +310,8 @@ impl Apus {
         false
     }
 
-    /// Ends the amnesia once the log holds everything that this replica may have acknowledged.
+    /// Ends the amnesia once the log holds everything that this replica may have acknowledged. In disk mode storage
+    /// has to hold it: the next start trusts what it finds there.
     pub(crate) fn check_recovered(&mut self, out: &mut Vec<Command>) {
         self.check_doubt();
         let Role::Following(follower) = &self.role else {
@@ -319,7 +320,11 @@ impl Apus {
         let Some((view, last)) = self.recovery.source else {
             return;
         };
-        let held = follower.matched.min(self.counted());
+        let stored = match self.config.durability {
+            Durability::Disk if !canary!(self.config, RecoverBeforeDisk) => self.log.confirmed(),
+            Durability::Disk | Durability::Memory => self.counted(),
+        };
+        let held = follower.matched.min(stored);
         if view == self.promised && view == self.durable && held >= last.index {
             self.recovery.amnesiac = false;
             // A lost promise is known again; storage does not have it yet.

@@ -59,6 +59,13 @@ fn an_acknowledgement_before_the_disk_is_caught() {
     catches(Canary::AcknowledgeBeforeDisk, 200, &found_by);
 }
 
+/// A replica that forgot its log counts as recovered before its disk has the log that a leader sent.
+#[test]
+fn a_recovery_before_the_disk_is_caught() {
+    let found_by = ["recovered_logs_are_stored"];
+    catches(Canary::RecoverBeforeDisk, 2000, &found_by);
+}
+
 /// Majorities are counted by the group's first members, not by its present ones.
 #[test]
 fn a_quorum_of_the_wrong_group_is_caught() {

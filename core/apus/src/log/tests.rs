@@ -78,6 +78,18 @@ fn a_conflict_replaces_the_suffix_and_reverts_its_in_sync_set() {
     assert_eq!(log.stable(), Index(2), "word of a cut entry is stale");
 }
 
+/// They are committed without this replica's copy, which storage need not hold.
+#[test]
+fn reclaimed_entries_count_and_are_not_confirmed() {
+    let mut log = three();
+    log.commit_to(Index(3));
+    log.mark_stable(vs(16, 1));
+    log.trim(Index(3), &mut Pool::default());
+    assert_eq!((log.stable(), log.confirmed()), (Index(3), Index(1)));
+    log.mark_stable(vs(16, 3));
+    assert_eq!(log.confirmed(), Index(3), "the base itself was written");
+}
+
 #[test]
 fn entries_after_a_gap_are_not_taken() {
     let mut log = three();

@@ -133,6 +133,27 @@ fn an_answer_to_the_process_before_a_restart_does_not_end_amnesia() {
     assert_eq!(replica.core.status().phase, Phase::Following);
 }
 
+/// The state goes to storage before a log that is still to be written. A crash between the two would leave a replica
+/// that votes without what it has acknowledged.
+#[test]
+fn a_forgotten_log_is_recovered_once_storage_has_it() {
+    let leader = view(1, 0);
+    let mut replica = Replica::without_its_log(leader);
+    let question = replica.apply(Event::Tick);
+    let base = vs(leader, 9);
+    replica.is_answered(&question, leader, base, 0);
+    let out = replica.read(0, &append_at_base(leader, base));
+    let begins_anew = |command: &Command| matches!(command, Command::PersistEntries { after, anew: Some(_), .. } if *after == base);
+    assert!(out.iter().any(begins_anew));
+    let trusts =
+        |command: &Command| matches!(command, Command::PersistState(state) if !state.amnesiac);
+    assert!(!out.iter().any(trusts));
+    assert_eq!(replica.core.status().phase, Phase::Recovering);
+    let out = replica.apply(Event::EntriesPersisted(base));
+    assert!(out.iter().any(trusts));
+    assert_eq!(replica.core.status().phase, Phase::Following);
+}
+
 /// The indices up to which these commands acknowledge the leader's log.
 fn acknowledged(commands: &[Command]) -> Vec<Index> {
     let acks = messages(commands, ACK).into_iter().map(|bytes| {

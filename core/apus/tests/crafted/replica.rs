@@ -106,16 +106,36 @@ impl Replica {
         base: Viewstamp,
         log: Vec<Entry>,
     ) -> Self {
+        let durable = DurableState {
+            promised,
+            generation,
+            ..DurableState::default()
+        };
+        Self::start(durability, durable, base, log)
+    }
+
+    /// It has a disk, lost its log in `promised`, and has not recovered it.
+    pub fn without_its_log(promised: View) -> Self {
+        let durable = DurableState {
+            promised,
+            amnesiac: true,
+            ..DurableState::default()
+        };
+        Self::start(Durability::Disk, durable, Viewstamp::default(), Vec::new())
+    }
+
+    fn start(
+        durability: Durability,
+        durable: DurableState,
+        base: Viewstamp,
+        log: Vec<Entry>,
+    ) -> Self {
         let config = Config {
             seed: 1,
             ..group::plain_config(ME.0, 3, durability)
         };
         let start = Start::Restarted {
-            durable: DurableState {
-                promised,
-                generation,
-                ..DurableState::default()
-            },
+            durable,
             log,
             base,
             configuration_at_base: Configuration {

@@ -20,7 +20,9 @@ impl World {
     pub(super) fn start(&mut self, host: usize) {
         let now = self.clock(host);
         let durability = self.scenario.durability;
-        let start = self.hosts[host].disk.start(durability);
+        let chosen = self.invariants.log.newest().last();
+        let chosen = chosen.map_or(Viewstamp::default(), |entry| entry.viewstamp);
+        let start = self.hosts[host].disk.start(durability, chosen);
         let cursor = match &start {
             Start::Restarted {
                 base,
@@ -211,6 +213,9 @@ impl World {
         if std::mem::take(&mut self.hosts[host].boots) {
             self.invariants.log.generation_begins(view);
             self.invariants.acknowledged.generation_begins();
+            for host in &mut self.hosts {
+                host.disk.owes_nothing();
+            }
             self.hosts[host].cursor = Index(0);
             self.group_begins(self.hosts[host].told);
             self.coverage.hit("group: a generation begins");

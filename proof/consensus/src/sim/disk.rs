@@ -47,6 +47,8 @@ pub struct Disk {
     pub is_new: bool,
     /// Something that it had confirmed was lost, once.
     pub has_forgotten: bool,
+    /// The last entry that was chosen when a process began to recover its log.
+    owes: Viewstamp,
 }
 
 /// The writes that a disk lost in a crash.
@@ -74,6 +76,7 @@ impl Disk {
             damaged: false,
             is_new: true,
             has_forgotten: false,
+            owes: Viewstamp::default(),
         }
     }
 
@@ -102,8 +105,13 @@ impl Disk {
         loss
     }
 
-    /// The state that a process finds when it starts.
-    pub fn start(&mut self, durability: Durability) -> Start {
+    /// The state that a process finds when it starts. `chosen` is the last entry that was delivered anywhere.
+    pub fn start(&mut self, durability: Durability, chosen: Viewstamp) -> Start {
+        self.owes = if self.would_recover() {
+            chosen
+        } else {
+            Viewstamp::default()
+        };
         let Some(durable) = self.state else {
             return Start::Fresh;
         };
@@ -159,6 +167,17 @@ impl Disk {
         let state = state.expect("a promise was submitted");
         self.state = Some(state);
         state
+    }
+
+    /// The group begins anew without its log.
+    pub fn owes_nothing(&mut self) {
+        self.owes = Viewstamp::default();
+    }
+
+    /// What a process that starts now would trust its log to hold, and where that log ends.
+    pub fn is_trusted_for(&self) -> Option<(Viewstamp, Viewstamp)> {
+        let last = self.log.back().map_or(self.base, |entry| entry.viewstamp);
+        (!self.would_recover()).then_some((self.owes, last))
     }
 
     /// The oldest write that waits is on the disk; up to where the log is.

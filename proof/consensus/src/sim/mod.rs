@@ -42,9 +42,10 @@ pub use world::Options;
 use apus::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 8] = [
+pub const CANARIES: [(&str, Canary); 9] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("acknowledge-before-disk", Canary::AcknowledgeBeforeDisk),
+    ("recover-before-disk", Canary::RecoverBeforeDisk),
     ("first-members-for-ever", Canary::FirstMembersForEver),
     ("old-majority-elects", Canary::OldMajorityElects),
     ("count-old-views", Canary::CountOldViews),

@@ -7,12 +7,12 @@
 use super::describe;
 use super::heal::Healing;
 use super::host::Host;
-use super::invariants::{Check, Invariants, Violation};
+use super::invariants::{Check, Invariants, Violation, recovered_logs_are_stored};
 use super::net::Net;
 use super::replace::Replacing;
 use super::scenario::Scenario;
 use super::schedule::{Happening, Schedule};
-use apus::{Apus, Canary, Event, Phase, Status};
+use apus::{Apus, Canary, Durability, Event, Phase, Status};
 use plover_sim::Coverage;
 use plover_sim::rng::Rng;
 use plover_sim::trace::{Trace, TraceMode, trace};
@@ -166,6 +166,10 @@ impl World {
             Happening::StateStored { host, process } => {
                 if self.runs(host, process) {
                     let state = self.hosts[host].disk.store_state();
+                    if self.scenario.durability == Durability::Disk {
+                        let trusted = self.hosts[host].disk.is_trusted_for();
+                        self.check(recovered_logs_are_stored::stored(host, trusted));
+                    }
                     self.apply(host, Event::StatePersisted(state));
                 }
             }

@@ -12,6 +12,7 @@ pub mod nobody_is_refused;
 pub mod nothing_spins;
 pub mod one_leader_a_view;
 pub mod progress_after_healing;
+pub mod recovered_logs_are_stored;
 
 pub use plover_sim::invariants::{Check, Violation};
 
