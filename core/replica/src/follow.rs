@@ -71,10 +71,11 @@ impl Replica {
             }
             Role::Secondary | Role::Joining if self.leave_if_passed_over() => {}
             Role::Secondary => {
-                // A syncvm without its end mark was given up by the leader.
-                self.abort_follow("the leader has begun another one");
+                // Before the gate may open: what waits there is older.
                 let cx = &mut self.cx;
                 let reached = cx.guest.give(cx.now, Input::Cut(cut), &mut cx.out);
+                // A syncvm without its end mark was given up by the leader.
+                self.abort_follow("the leader has begun another one");
                 // The inputs before it stay with a guest that rests, for this syncvm may be given up.
                 if reached.is_some() || (self.is_resting() && self.follow.is_none()) {
                     self.begin_follow(cut);

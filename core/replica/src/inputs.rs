@@ -92,12 +92,13 @@ impl Replica {
     }
 
     /// A cut has been reached in the input order. Cuts of other views have no leader to carry
-    /// them out any more.
+    /// them out any more, and one before another that waits was given up by its leader.
     fn carry_out(&mut self, mut cut: Option<Cut>) {
         let arrange = self.arrange();
         while let Some(next) = cut {
             let follows = matches!(self.phase, Phase::Secondary(_));
-            if follows && self.begin_follow_if_due(next) {
+            let is_newest = self.cx.guest.newest_cut().is_none();
+            if follows && is_newest && self.begin_follow_if_due(next) {
                 return;
             }
             cut = self.cx.open_gate(arrange);

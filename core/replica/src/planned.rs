@@ -113,6 +113,8 @@ pub(crate) struct Switchover {
     until: Micros,
     /// The newest syncvm when it was asked for. Checkpoints need a newer one.
     after: SyncNo,
+    /// It is wanted because this host is drained, or its replica is about to leave.
+    clears: bool,
 }
 
 impl Leader {
@@ -224,6 +226,7 @@ impl Replica {
                     to,
                     until: cx.now + WITHIN,
                     after: cx.group.sync_no,
+                    clears: false,
                 });
             }
             Err(refused) => cx.note(Note::SwitchoverFailed {
@@ -262,6 +265,9 @@ impl Replica {
         }
         if let Some(waits) = leader.switchover {
             let why = match leader.heir(cx, Some(waits.to)) {
+                _ if waits.clears && !cx.is_clearing() => {
+                    Some("this host keeps its roles after all".to_string())
+                }
                 Err(refused) => Some(refused.to_string()),
                 Ok(_) if cx.now >= waits.until => Some(format!(
                     "no sync with replica {} has ended within {} s",
@@ -272,7 +278,7 @@ impl Replica {
             };
             if let Some(why) = why {
                 leader.switchover = None;
-                if let Some(kept) = leader.kept_frames.take() {
+                for kept in leader.kept_frames.take().unwrap_or_default() {
                     leader.on_frames(cx, kept);
                 }
                 cx.note(Note::SwitchoverFailed { why });
@@ -283,6 +289,7 @@ impl Replica {
                     to,
                     until: cx.now + WITHIN,
                     after: cx.group.sync_no,
+                    clears: true,
                 });
             }
         }
@@ -294,7 +301,7 @@ impl Replica {
             cx.switch_not_before = cx.now + AGAIN_AFTER;
             cx.note(Note::HandedOver { to: waits.to });
             let kept = leader.kept_frames.take();
-            cx.switch_over(kept.unwrap_or_default());
+            cx.switch_over(kept.unwrap_or_default().concat());
         }
     }
 

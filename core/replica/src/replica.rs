@@ -226,6 +226,8 @@ impl Replica {
             self.watch_hypervisor();
             self.watch_uplink();
             self.watch_planned();
+            // This replica may have given up the lead just now.
+            self.drain_consensus();
             if let Some((leader, cx)) = self.leading() {
                 leader.tick_members(cx);
                 leader.tick_slot(cx);

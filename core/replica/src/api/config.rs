@@ -8,8 +8,8 @@ use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
 use serde::{Deserialize, Serialize};
 
-/// How a replica is set up. All replicas of a group must agree on everything but `me`,
-/// `seed` and `hash_key`.
+/// How a replica is set up. All replicas of a group must agree on the guest and its layout, on durability, the timeouts of
+/// consensus, and what the policy promises; the rest is each one's own.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This replica.

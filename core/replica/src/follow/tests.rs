@@ -241,6 +241,32 @@ fn a_sync_that_was_given_up_does_not_cost_the_next_one_its_pages() {
     assert!(taken(&mut replica).iter().any(hashes));
 }
 
+/// The same while this side still loads the state before them: the gate is shut, and both cuts wait.
+#[test]
+fn a_sync_that_was_given_up_is_not_begun_when_its_cut_is_reached_late() {
+    let mut replica = secondary(VSMR.policy);
+    cut(&mut replica, 1);
+    let _loading = replica.follow.take();
+    cut(&mut replica, 2);
+    cut(&mut replica, 3);
+    replica.open_gate();
+    let begun = replica.follow.as_ref().map(|follow| follow.sync);
+    assert_eq!(begun, Some(SyncNo(3)));
+}
+
+/// The gate opens when the first one is given up, and the second waits there.
+#[test]
+fn of_three_syncs_only_the_last_is_begun() {
+    let mut replica = secondary(VSMR.policy);
+    cut(&mut replica, 1);
+    let first = replica.follow.take();
+    cut(&mut replica, 2);
+    replica.follow = first;
+    cut(&mut replica, 3);
+    let begun = replica.follow.as_ref().map(|follow| follow.sync);
+    assert_eq!(begun, Some(SyncNo(3)));
+}
+
 #[test]
 fn a_cut_of_another_view_is_ignored() {
     let mut replica = secondary(VSMR.policy);

@@ -28,12 +28,14 @@ impl Leader {
         if !self.serving || frames.is_empty() {
             return;
         }
-        if let Some(kept) = &mut self.kept_frames {
-            return kept.extend(frames);
-        }
         let count = frames.len();
-        let taken = if cx.guest.backlog_bytes() + bytes_of(&frames) > cx.config.input_bytes_max {
+        let kept = self.kept_frames.iter().flatten();
+        let waiting = cx.guest.backlog_bytes() + kept.map(|it| bytes_of(it)).sum::<usize>();
+        let taken = if waiting + bytes_of(&frames) > cx.config.input_bytes_max {
             false
+        } else if let Some(kept) = &mut self.kept_frames {
+            kept.push(frames);
+            true
         } else if cx.config.policy.input == Order::None {
             cx.feed(Input::Frames(frames));
             true

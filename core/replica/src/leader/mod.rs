@@ -73,7 +73,7 @@ pub(crate) struct Leader {
     /// An operator wants another replica to lead.
     pub switchover: Option<Switchover>,
     /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
-    pub kept_frames: Option<Vec<Frame>>,
+    pub kept_frames: Option<Vec<Vec<Frame>>>,
     announcements: Announcements,
 }
 

@@ -49,11 +49,11 @@ pub(crate) struct Operators {
 }
 
 impl Operators {
-    /// The guest stands for this checkpoint, which has the effects of all that it was given.
+    /// The guest is paused for this checkpoint, which will have the effects of all that it was given.
     pub fn cut(&mut self, number: SyncNo) {
         for (_, safe) in &mut self.open {
-            if matches!(safe, Safe::Checkpoint(_)) {
-                *safe = Safe::Checkpoint(Some(number));
+            if let Safe::Checkpoint(cut) = safe {
+                cut.get_or_insert(number);
             }
         }
     }

@@ -285,6 +285,8 @@ impl Leader {
         };
         sync.stage = Stage::Pausing;
         sync.run.last_progress = cx.now;
+        // What comes while the guest is being paused waits behind the gate.
+        cx.operators.cut(number);
         cx.note_phase(number, Phase::Pause);
         cx.guest.pause(cx.now, &mut cx.out);
     }
@@ -303,7 +305,6 @@ impl Leader {
             device: None,
             since: now,
         });
-        cx.operators.cut(number);
         run.report.matched = self.matching.cut(number, run.rests, &mut cx.rules.matching);
         run.report.clean = self.clean.cut(number);
         self.slot.printed = false;

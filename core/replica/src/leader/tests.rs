@@ -311,6 +311,33 @@ fn an_input_that_is_in_no_log_is_safe_with_the_checkpoint_behind_it() {
     );
 }
 
+/// From the order to pause on the gate is shut: the checkpoint lacks what comes then.
+#[test]
+fn an_input_that_comes_while_the_guest_is_being_paused_is_safe_with_the_next_checkpoint() {
+    let mut replica = leader(remus(), true);
+    let outputs = Event::Outputs(vec![Frame(vec![7])]);
+    apply(&mut replica, Micros(2), outputs);
+    let out = apply(&mut replica, INTERVAL, Event::Tick);
+    assert!(out.iter().any(|a| matches!(a, Action::Pause)), "{out:?}");
+    let number = replica.cx.group.sync_no;
+    let out = apply(&mut replica, INTERVAL, given(1));
+    assert!(!was_operated(&out), "{out:?}");
+    let paused = Event::GuestPaused {
+        outputs: Vec::new(),
+        unconsumed: Unconsumed::default(),
+    };
+    apply(&mut replica, INTERVAL, paused);
+    let mut synced = |number: SyncNo| {
+        let (leader, cx) = replica.leading().unwrap();
+        leader.operators_synced(cx, number);
+        let answered = answers(&taken(&mut replica));
+        replica.cx.operators.cut(SyncNo(number.0 + 1));
+        answered
+    };
+    assert_eq!(synced(number), []);
+    assert_eq!(synced(SyncNo(number.0 + 1)), [(1, Ok(()))]);
+}
+
 /// Nothing that an operator was told to be taken is lost with the lead, and nothing is lost without a word.
 #[test]
 fn an_operator_is_told_that_the_lead_was_lost() {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::api::{Event, Role};
+use crate::guest::bytes_of;
 use crate::testing::{LEADER as SECONDARY, apply, leader, secondary, sent_to_leader};
 use plover_policy::{Policy, Preset};
 use plover_syncvm::SyncMessage;
@@ -168,6 +169,37 @@ fn frames_of_the_last_moment_are_sent_on() {
     let out = apply(&mut replica, NOW, switch(None));
     let sent = |action: &Action| matches!(action, Action::SendOn(kept) if *kept == [frame.clone()]);
     assert!(out.iter().any(sent), "{out:?}");
+}
+
+/// They are as many as clients send until a slow disk has the log.
+#[test]
+fn frames_of_the_last_moment_are_bounded_and_come_back_as_they_were() {
+    let mut replica = calm();
+    let frames = vec![Frame(vec![2, 3])];
+    replica.cx.config.input_bytes_max = 2 * bytes_of(&frames);
+    replica.leading().unwrap().0.kept_frames = Some(Vec::new());
+    let mut dropped = 0;
+    for _ in 0..3 {
+        let out = apply(&mut replica, NOW, Event::Frames(frames.clone()));
+        let drop = |action: &&Action| matches!(action, Action::Note(Note::InputDropped { .. }));
+        dropped += out.iter().filter(drop).count();
+    }
+    assert_eq!(dropped, 1);
+    let kept = replica.leading().unwrap().0.kept_frames.clone();
+    assert_eq!(kept, Some(vec![frames; 2]));
+}
+
+/// The moment for it comes when nobody wants it any more.
+#[test]
+fn an_undrained_leader_keeps_its_lead() {
+    let mut replica = calm();
+    replica.cx.memory.ledger.owe_page(plover_types::PageNo(3));
+    let out = apply(&mut replica, NOW, Event::Drain(true));
+    assert!(!hands_over(&out));
+    let out = apply(&mut replica, NOW, Event::Drain(false));
+    assert!(gives_up(&out).is_some(), "{out:?}");
+    replica.cx.memory.ledger.settle();
+    assert!(!hands_over(&apply(&mut replica, NOW, Event::Tick)));
 }
 
 #[test]
