@@ -167,8 +167,9 @@ impl StoredFile {
         }
         // A file system with too little space first takes what is left, then fails and gives it back.
         // Meanwhile every other writer would find the disk full. So the space is checked first.
-        let has_room = rustix::fs::fstatvfs(&self.file)
-            .is_ok_and(|it| it.f_blocks == 0 || it.f_bfree * it.f_frsize >= length);
+        let has_room = rustix::fs::fstatvfs(&self.file).map_or(true, |it| {
+            it.f_blocks == 0 || it.f_bfree * it.f_frsize >= length
+        });
         if !has_room {
             let full = rustix::io::Errno::NOSPC.into();
             return Err(io_error("cannot allocate space for", &path)(full));

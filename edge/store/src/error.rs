@@ -134,8 +134,8 @@ pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error
     move |source| StoreError::Io { what, path, source }
 }
 
-/// The number of a segment. A directory never uses a number twice, so a record that carries one is
-/// never taken for a record of the file's earlier use.
+/// The number of a segment. A file that is used again gets a new one, so a record of its earlier use is never taken for
+/// one of now. Numbers begin at 1 again only in a directory where all files were removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentNumber(pub u64);
 

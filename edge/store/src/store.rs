@@ -43,7 +43,8 @@ enum Done {
     Obsolete,
 }
 
-/// The stable storage of one replica. One owner drives it; nothing but [`Store::sync`] blocks.
+/// The stable storage of one replica. One owner drives it. Only [`Store::sync`] blocks, and
+/// dropping it, which writes what is queued.
 #[derive(Debug)]
 pub struct Store {
     writer: Writer,
