@@ -238,12 +238,14 @@ pub struct Keys {
 struct Trusted {
     /// The file, and how it looked when it was read.
     file: Option<(PathBuf, Look)>,
+    /// It could not be read then.
+    is_unread: bool,
     keys: Vec<(Holder, PublicKey)>,
 }
 
 /// Tells one version of a file from another.
-#[derive(Debug, PartialEq, Eq)]
-struct Look([i64; 4]);
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Look([i64; 6]);
 
 impl Look {
     fn at(path: &Path) -> io::Result<Self> {
@@ -251,6 +253,9 @@ impl Look {
         Ok(Self([
             it.mtime(),
             it.mtime_nsec(),
+            // The right to read it changes this time, and not that of the content.
+            it.ctime(),
+            it.ctime_nsec(),
             it.ino() as i64,
             it.size() as i64,
         ]))
@@ -266,7 +271,11 @@ impl Keys {
         let (file, keys) = (None, keys.collect());
         Self {
             own,
-            trusted: Mutex::new(Trusted { file, keys }),
+            trusted: Mutex::new(Trusted {
+                file,
+                is_unread: false,
+                keys,
+            }),
         }
     }
 
@@ -377,7 +386,11 @@ impl Trusted {
         let look = Look::at(path).map_err(failed("read", path, advice))?;
         let keys = parse(path, &read(path, advice)?)?;
         let file = Some((path.to_owned(), look));
-        Ok(Self { file, keys })
+        Ok(Self {
+            file,
+            is_unread: false,
+            keys,
+        })
     }
 
     /// Reads the file again if it has changed. Of one that cannot be read, the keys before it count.
@@ -385,14 +398,15 @@ impl Trusted {
         let Some((path, seen)) = &mut self.file else {
             return;
         };
-        let Ok(look) = Look::at(path) else {
-            return;
-        };
-        if look == *seen {
+        let look = Look::at(path).unwrap_or_default();
+        let is_changed = look != *seen;
+        if !is_changed && !self.is_unread {
             return;
         }
         *seen = look;
-        match read(path, "").and_then(|text| parse(path, &text)) {
+        let text = read(path, "");
+        self.is_unread = text.is_err();
+        match text.and_then(|text| parse(path, &text)) {
             // An editor may be writing it just now.
             Ok(keys) if keys.is_empty() => warn!(
                 event = "trust_empty",
@@ -400,10 +414,11 @@ impl Trusted {
                 path.display()
             ),
             Ok(keys) => self.keys = keys,
-            Err(error) => warn!(
+            Err(error) if is_changed => warn!(
                 event = "trust_unread",
                 "{error}: the keys that were trusted before are trusted on"
             ),
+            Err(_) => {}
         }
     }
 }

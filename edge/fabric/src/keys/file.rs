@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// A key file or a trust file that is longer is not one.
-const FILE_BYTES_MAX: u64 = 64 << 10;
+const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Of a new trust file, whatever the caller's umask is.
 const MODE: u32 = 0o644;
 /// The first lines of a trust file.
@@ -119,8 +119,16 @@ pub(super) fn content(text: &str) -> impl Iterator<Item = (usize, &str)> {
 pub(super) fn read(path: &Path, advice: &'static str) -> Result<String, KeyError> {
     let mut text = String::new();
     let file =
-        File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
+        File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
     file.map_err(failed("read", path, advice))?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(KeyError::Form {
+            path: path.into(),
+            why: format!(
+                "it has more than {FILE_BYTES_MAX} bytes: remove the lines that nobody needs"
+            ),
+        });
+    }
     Ok(text)
 }
 

@@ -75,7 +75,11 @@ fn the_trust_file_is_read_again_and_a_broken_one_changes_nothing() {
         fs::write(&file, broken).unwrap();
         assert!(keys.trusts(IDS[1], old), "as before");
     }
-    fs::write(&file, format!("# a note\n\n 1  {new}")).unwrap();
+    let aside = dir.path().join("aside");
+    fs::rename(&file, &aside).unwrap();
+    assert!(keys.trusts(IDS[1], old), "as before");
+    fs::write(&aside, format!("# a note\n\n 1  {new}")).unwrap();
+    fs::rename(&aside, &file).unwrap();
     assert!(!keys.trusts(IDS[1], old) && keys.trusts(IDS[1], new));
     assert!(
         trust(&file, IDS[0].into(), old).unwrap(),
@@ -83,6 +87,19 @@ fn the_trust_file_is_read_again_and_a_broken_one_changes_nothing() {
     );
     let error = load().unwrap_err();
     assert!(matches!(error, KeyError::Another { .. }), "{error}");
+}
+
+/// A part of it would be trusted, and the rest would be lost when a key is added.
+#[test]
+fn a_trust_file_that_is_too_long_is_not_read_in_part() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t");
+    let line = format!("client {}\n", private().public());
+    let text = line.repeat((2 << 20) / line.len());
+    fs::write(&file, &text).unwrap();
+    let error = trust(&file, IDS[0].into(), private().public()).unwrap_err();
+    assert!(error.to_string().contains("more than"), "{error}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
 }
 
 #[test]
