@@ -297,7 +297,11 @@ fn copy_image(
         name,
         folders: &folders,
     });
-    let (source, _) = control.open(&request)?;
+    let (source, _) = match control.open(&request) {
+        // Not as the refusal with which another host's replica answers.
+        Err(ControlError::Refused(why)) => bail!("the backup has ended: {why}"),
+        opened => opened?,
+    };
     let mut ended = Ok(());
     let of = match base {
         Some(_) => "what has changed".into(),

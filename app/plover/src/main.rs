@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do) or an import would lose something,
-//! 130 interrupted. `plover lab exec` and `plover guest exec` exit with the code of what it ran.
+//! 130 interrupted, 141 nobody reads the output any more. `plover lab exec` and `plover guest exec` exit with the code of what it ran.
 
 mod at;
 mod backup;
@@ -60,6 +60,7 @@ mod reload;
 mod replica;
 mod run;
 mod target;
+mod tool;
 
 use clap::Parser;
 use plover_lab::backup::Limits;
@@ -212,15 +213,18 @@ fn allow_many_descriptors() {
 /// The exit code of a backup that is another host's business.
 const NOT_HERE: u8 = 3;
 
+/// The exit code that a shell shows for a program that the kernel ends because nobody reads its output.
+const BY_SIGPIPE: u8 = 141;
+
 /// Prints what went wrong, in sentences, and returns the exit code.
 fn report(error: &anyhow::Error) -> ExitCode {
     let broken_pipe = error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
-    if broken_pipe {
-        // The reader of our output has seen enough, as in `plover lab logs | head`.
-        return ExitCode::SUCCESS;
+    if broken_pipe && output::is_closed() {
+        // The reader of our output has seen enough, as in `plover lab logs | head`. The work may be half done all the same.
+        return ExitCode::from(BY_SIGPIPE);
     }
     let mut stderr = std::io::stderr();
     if is_interruption(error) {

@@ -1,6 +1,7 @@
 //! Writing results without a panic on a closed pipe.
 
 use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
 
 /// Prints to the standard output. `println!` would panic on a closed pipe.
@@ -9,6 +10,20 @@ pub fn print(text: impl std::fmt::Display) -> Result<()> {
     write!(stdout, "{text}")?;
     stdout.flush()?;
     Ok(())
+}
+
+/// Whether nobody can read the standard output any more.
+pub fn is_closed() -> bool {
+    let stdout = std::io::stdout();
+    let mut asked = [PollFd::new(&stdout, PollFlags::OUT)];
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut asked, Some(&at_once)).is_ok()
+        && asked[0]
+            .revents()
+            .intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// Prints a line.

@@ -69,6 +69,18 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
             mem_mib: config.guest.mem_mib.into(),
             needs_mib: capacity::of_replica(&config),
         };
+        // Pacemaker's configuration is XML, and the name is the resource's id there.
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        ensure!(
+            guest
+                .name
+                .starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+                && guest.name.chars().all(fits),
+            "{}: Pacemaker takes no resource \"{}\": give a group.name that begins with a letter and has letters, digits, -, _ \
+             and . only, the same on all hosts",
+            path.display(),
+            guest.name
+        );
         ensure!(
             guest.members.len() > 1,
             "{}: the group \"{}\" has one replica, so there is nothing to place: leave the file out",

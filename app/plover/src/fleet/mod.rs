@@ -22,13 +22,17 @@ pub use status::FleetStatus;
 use crate::cli::Show;
 use crate::operate;
 use crate::output;
+use crate::tool;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use guests::{Hosts, NodeOf};
 use plover_lab::progress::Progress;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::Duration;
+
+/// A program of the cluster that does not answer for so long hangs.
+const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Subcommand)]
 pub enum FleetCommand {
@@ -171,15 +175,20 @@ fn ask(program: &str, arguments: &[&str]) -> Result<String> {
 /// Runs a program of the cluster that ends well with 0 or with `code`, and returns its output.
 fn run_tool(command: &mut Command, code: i32) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let ended = command.stdin(Stdio::null()).output().with_context(|| {
+    let ended = tool::run(command, None, ANSWER_WITHIN).with_context(|| {
         format!("cannot run {program}: install the packages pacemaker and corosync, and run this on a host of the cluster")
     })?;
+    let Some(ended) = ended else {
+        bail!(
+            "{program} has not answered within {} s: look at the cluster's daemons (`systemctl status pacemaker corosync`)",
+            ANSWER_WITHIN.as_secs()
+        );
+    };
     if !ended.status.success() && ended.status.code() != Some(code) {
-        let said = String::from_utf8_lossy(&ended.stderr);
         bail!(
             "{program} failed: {} (does the cluster run on this host? `crm_mon -1` says)",
-            said.trim()
+            ended.err.trim()
         );
     }
-    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+    Ok(ended.out)
 }

@@ -244,10 +244,21 @@ impl GuestStatus {
         let mut missing = members;
         missing.retain(|node| !hosts.contains_key(node) && !hosts.is_empty());
         troubles.extend(missing.iter().map(|it| not_running(it)));
-        let leader = hosts
+        let protects = |node: &&String| attribute(node, &format!("{key}-protected")) == Some("yes");
+        let leaders = hosts
             .iter()
-            .find(|(_, role)| *role == LEADER)
+            .filter(|(_, role)| *role == LEADER)
             .map(|(node, _)| node);
+        let leaders = Vec::from_iter(leaders);
+        let leader = leaders.iter().copied().find(protects);
+        let leader = leader.or(leaders.first().copied());
+        let others = leaders.iter().filter(|node| Some(**node) != leader);
+        troubles.extend(others.map(|node| {
+            format!(
+                "{node}: led, too, when it was looked at last, up to 10 s ago: if that stays, it is cut off from the others \
+                 (`plover status` there)"
+            )
+        }));
         let lacks = leader.and_then(|node| attribute(node, &format!("{key}-lacks")));
         troubles.extend(lacks.map(|it| format!("{it}.")));
         let state = match leader.map(|node| attribute(node, &format!("{key}-protected"))) {

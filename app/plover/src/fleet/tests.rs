@@ -412,6 +412,26 @@ fn all_guests_of_the_cluster_are_on_one_page() {
         lines[2].starts_with("mail   NO LEADER  beta not asked yet"),
         "{told}"
     );
+    let cut_off = cluster.replace(
+        &attribute("plover-shop", "secondary"),
+        &(attribute("plover-shop", "leader") + &attribute("plover-shop-protected", "no")),
+    );
+    for swapped in [
+        cut_off.clone(),
+        cut_off
+            .replace("alpha", "omega")
+            .replace("\"beta\"", "\"alpha\""),
+    ] {
+        let status = FleetStatus::of(&swapped, &cib, &[]).unwrap();
+        let shop = status.to_string();
+        let shop = shop.lines().find(|line| line.starts_with("shop")).unwrap();
+        assert!(
+            shop.starts_with("shop   protected") && shop.contains(": led, too"),
+            "{shop}"
+        );
+        let ills = status.ills();
+        assert!(ills.iter().any(|ill| ill.contains("led, too")), "{ills:?}");
+    }
     let ills = Vec::from_iter(status.ills());
     let is_missing = |guest: &str| {
         let begin = format!("{guest}: no replica on ");

@@ -152,7 +152,7 @@ fn begin_when_well(
     progress: &Progress,
 ) -> Result<(Vec<String>, FleetStatus)> {
     let deadline = Instant::now() + within;
-    let mut told = String::new();
+    let mut waits = Waits::new(within);
     loop {
         let why = match hosts.look() {
             Ok((nodes, guests)) => match unknown(&nodes, &guests) {
@@ -171,10 +171,7 @@ fn begin_when_well(
             Err(error) => format!("{error:#}"),
         };
         ensure!(Instant::now() < deadline, "no host was touched: {why}");
-        if why != told {
-            progress.say(format_args!("waits up to {} s: {why}", within.as_secs()));
-            told = why;
-        }
+        waits.tell(progress, why);
         hosts.pause(progress)?;
     }
 }
@@ -226,6 +223,31 @@ fn order(nodes: &Nodes, guests: &FleetStatus, wanted: &[String]) -> Result<Vec<S
     Ok(order.into_iter().map(str::to_owned).collect())
 }
 
+/// Says what is waited for, when that changes.
+struct Waits {
+    within: Duration,
+    told: String,
+}
+
+impl Waits {
+    fn new(within: Duration) -> Self {
+        Self {
+            within,
+            told: String::new(),
+        }
+    }
+
+    fn tell(&mut self, progress: &Progress, why: String) {
+        if why != self.told {
+            progress.say(format_args!(
+                "waits up to {} s: {why}",
+                self.within.as_secs()
+            ));
+            self.told = why;
+        }
+    }
+}
+
 fn empty_and_upgrade(
     hosts: &impl Hosts,
     node: &str,
@@ -234,6 +256,7 @@ fn empty_and_upgrade(
 ) -> Result<()> {
     hosts.standby(node, true)?;
     let deadline = Instant::now() + within;
+    let mut waits = Waits::new(within);
     loop {
         let (_, now) = hosts.look()?;
         let there = now.on(node);
@@ -251,6 +274,8 @@ fn empty_and_upgrade(
             within.as_secs(),
             there.join(", ")
         );
+        let there = format!("{node} still has replicas of {}", there.join(", "));
+        waits.tell(progress, there);
         hosts.pause(progress)?;
     }
     progress.say(format_args!("{node}: is empty, and upgraded now"));
@@ -258,17 +283,23 @@ fn empty_and_upgrade(
     hosts.upgrade(node)?;
     // It may have rebooted, and the cluster is the last to start. Until then nobody could tell it from a host that is lost.
     let deadline = Instant::now() + within;
+    let mut waits = Waits::new(within);
     loop {
-        match hosts.look() {
+        let why = match hosts.look() {
             Ok((nodes, _)) if nodes.is_online(node) => return Ok(progress.check()?),
-            told => ensure!(
-                Instant::now() < deadline,
-                "after {} s the cluster does not have it again{}",
-                within.as_secs(),
-                told.err()
-                    .map_or_else(String::new, |error| format!(": {error:#}"))
-            ),
-        }
+            told => told
+                .err()
+                .map_or_else(String::new, |error| format!(": {error:#}")),
+        };
+        ensure!(
+            Instant::now() < deadline,
+            "after {} s the cluster does not have it again{why}",
+            within.as_secs()
+        );
+        waits.tell(
+            progress,
+            format!("the cluster does not have {node} yet{why}"),
+        );
         hosts.pause(progress)?;
     }
 }
@@ -291,6 +322,7 @@ fn wait_until_as_before(
     progress: &Progress,
 ) -> Result<()> {
     let deadline = Instant::now() + patience.within;
+    let mut waits = Waits::new(patience.within);
     let mut well_since = None;
     loop {
         // The cluster's own programs may start again with the packages.
@@ -310,6 +342,7 @@ fn wait_until_as_before(
                 patience.within.as_secs(),
                 worse.join("; ")
             );
+            waits.tell(progress, worse.join("; "));
         }
         hosts.pause(progress)?;
     }

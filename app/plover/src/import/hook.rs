@@ -75,6 +75,20 @@ pub fn install(script: &str, group: &str) -> Result<PathBuf> {
     Ok(place)
 }
 
+/// The script that is there.
+pub fn found(group: &str) -> Option<String> {
+    std::fs::read_to_string(place(group)).ok()
+}
+
+/// Takes an installation back. A hook of an earlier import protects a guest that runs.
+pub fn put_back(before: Option<&str>, group: &str) {
+    let _ = match before {
+        Some(before) if found(group).as_deref() == Some(before) => Ok(()),
+        Some(before) => install(before, group).map(drop),
+        None => remove(group).map(drop),
+    };
+}
+
 /// Takes the script away, if it is there. Says whether it was.
 pub fn remove(group: &str) -> Result<bool> {
     let place = place(group);

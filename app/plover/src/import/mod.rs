@@ -235,7 +235,8 @@ fn write(
     ];
     write_all_new(&others)?;
     let others: Vec<_> = others.into_iter().map(|(file, _)| file).collect();
-    // The hook comes first, since it fails unless we are root. It goes again if the rest fails.
+    // The hook comes first, since it fails unless we are root. If the rest fails, the one before is put back.
+    let before = hook::found(&group.name);
     let hook = match options.hook {
         true => hook::install(&script, &group.name).map(Some),
         false => Ok(None),
@@ -245,7 +246,9 @@ fn write(
         for file in &others {
             let _ = std::fs::remove_file(file);
         }
-        let _ = options.hook.then(|| hook::remove(&group.name));
+        if options.hook {
+            hook::put_back(before.as_deref(), &group.name);
+        }
     })?;
     let mut done = String::new();
     if let Some(place) = hook {

@@ -98,8 +98,9 @@ impl GroupOptions {
         };
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         ensure!(
-            !name.is_empty() && name.chars().all(fits),
-            "the name \"{name}\" is part of file names: give one of letters, digits, - and _ with --name"
+            name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(fits),
+            "the name \"{name}\" is part of file names, and the id of a cluster's resource: give one that begins with a letter \
+             and has letters, digits, - and _ with --name"
         );
         Ok(name)
     }

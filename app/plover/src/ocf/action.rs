@@ -259,6 +259,7 @@ impl Instance {
                 Leave::Never(why) if is_late => return Err(why),
                 Leave::Later(_) if !is_ordered => {
                     is_ordered = control.request(&json!({"op": "drain"})).is_ok();
+                    std::thread::sleep(LOOK_EVERY);
                 }
                 _ => std::thread::sleep(LOOK_EVERY),
             }

@@ -90,8 +90,10 @@ impl Instance {
             }
         }
         let told = Told::of(own);
-        // One that was cut off still leads, as far as it knows.
-        if own.role != "leader" || !own.serving || judge::is_pair(&own.more) {
+        // One that was cut off still leads, as far as it knows. A leader is a member; a status that does not say so is of another
+        // release, and tells nothing of the others either.
+        let is_understood = told.voters.contains(&own.id);
+        if own.role != "leader" || !own.serving || !is_understood || judge::is_pair(&own.more) {
             self.set_attributes(&[(judge::LACKS, None)]);
             return Ok(());
         }

@@ -1,0 +1,86 @@
+//! Programs of others, which may hang.
+
+use std::io::{self, Read, Write};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often we look whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How a program ended, and what it printed.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs a program with `input`. One that has not ended within this time is killed, and `None` is returned.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run(
+    command: &mut Command,
+    input: Option<&str>,
+    within: Duration,
+) -> io::Result<Option<Ended>> {
+    let mut child = command
+        .stdin(if input.is_some() {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Threads, since each of the three pipes may be full.
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let input = input.map(str::to_owned);
+    std::thread::spawn(move || {
+        stdin
+            .zip(input)
+            .map(|(mut to, text)| to.write_all(text.as_bytes()))
+    });
+    let out = std::thread::spawn(move || all_of(stdout));
+    let err = std::thread::spawn(move || all_of(stderr));
+    let deadline = Instant::now() + within;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() >= deadline => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Ok(None);
+            }
+            None => std::thread::sleep(LOOK_EVERY),
+        }
+    };
+    let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
+    Ok(Some(Ended {
+        status,
+        out: text(out),
+        err: text(err),
+    }))
+}
+
+fn all_of(pipe: Option<impl Read>) -> String {
+    let mut text = Vec::new();
+    let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut text));
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_read_and_a_hung_one_is_given_up() {
+        let shell = |script: &str, within| {
+            run(Command::new("sh").args(["-c", script]), Some("in"), within).unwrap()
+        };
+        let ended = shell("cat; echo no >&2; exit 3", Duration::from_secs(60)).unwrap();
+        assert_eq!((ended.out.as_str(), ended.err.as_str()), ("in", "no\n"));
+        assert_eq!(ended.status.code(), Some(3));
+        assert!(shell("exec sleep 1000", Duration::from_millis(50)).is_none());
+    }
+}
