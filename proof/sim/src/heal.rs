@@ -1,7 +1,7 @@
 //! After the last fault, the group has to recover, by itself or after an operator's bootstrap.
 
 use crate::invariants::progress_after_healing::{HEALING_MAX, Outlook};
-use crate::process::State;
+use crate::process::{Process, State};
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
@@ -51,6 +51,14 @@ impl World {
         });
         let together = self.speaks_together();
         up && together && protected && !changes && !joins && !strays
+    }
+
+    /// Whether it is whole and nothing is left of a fault. A disk that was slow has done what it was given then: until that
+    /// its replica may be silent for longer than others wait.
+    pub(crate) fn is_calm(&self) -> bool {
+        let now = self.plan.now();
+        let is_done = |process: &Process| process.disk_slow_until <= now;
+        self.active_faults == 0 && self.processes.iter().all(is_done) && self.is_whole()
     }
 
     /// Every fault ends.

@@ -127,7 +127,7 @@ impl World {
         if self.healed_at.is_some() || self.active_faults > 0 {
             return;
         }
-        if self.is_whole() {
+        if self.is_calm() {
             self.invariants.one_fault.is_whole();
             self.plan.after(LOOKED_AFTER, Happening::LookAfterAnEnd);
         }

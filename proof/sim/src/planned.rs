@@ -67,7 +67,7 @@ impl World {
         if self.healed_at.is_some() {
             return;
         }
-        if self.active_faults == 0 && self.is_whole() {
+        if self.is_calm() {
             self.invariants.one_fault.is_whole();
         }
         let gap = self.planned.rng.micros(self.planned.gap);

@@ -48,6 +48,8 @@ pub struct Process {
     pub disk_free_at: Micros,
     /// The disk is slow.
     pub disk_slow: bool,
+    /// When all that it was given while it was slow is done.
+    pub disk_slow_until: Micros,
     /// Whether it reads the TAP.
     pub facing: bool,
     /// Whether frames pass between the host and the clients.
@@ -91,6 +93,7 @@ impl Process {
             disk: Disk::default(),
             disk_free_at: Micros::ZERO,
             disk_slow: false,
+            disk_slow_until: Micros::ZERO,
             facing: false,
             has_tap: true,
             events: VecDeque::new(),

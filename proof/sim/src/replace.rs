@@ -141,7 +141,7 @@ impl World {
         }
         let gap = self.replacing.rng.micros(self.replacing.gap);
         self.plan.after(gap, Happening::Replace);
-        if self.active_faults == 0 && self.is_whole() {
+        if self.is_calm() {
             self.invariants.one_fault.is_whole();
         }
         let Some(leader) = self.leader() else { return };
@@ -168,7 +168,7 @@ impl World {
             return self.order_members(leader, MemberOrder::Add { id, address });
         }
         let old = self.replacing.rng.pick(&voters);
-        if self.active_faults == 0 && self.is_whole() && self.replacing.rng.chance(0.4) {
+        if self.is_calm() && self.replacing.rng.chance(0.4) {
             self.switch_off(old);
             if self.replacing.rng.chance(0.3) {
                 return self.order_members(leader, MemberOrder::Remove { id: old });

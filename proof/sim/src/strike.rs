@@ -19,7 +19,7 @@ impl World {
         if self.healed_at.is_some() {
             return;
         }
-        if self.scenario.faults.one_at_a_time && (self.active_faults > 0 || !self.is_whole()) {
+        if self.scenario.faults.one_at_a_time && !self.is_calm() {
             return self.plan.after(LOOK_EVERY, Happening::Next);
         }
         if self.scenario.faults_alone {
@@ -133,7 +133,7 @@ impl World {
             return;
         }
         self.links_failed |= fault.is_of_links();
-        if self.active_faults == 0 && self.is_whole() {
+        if self.is_calm() {
             self.invariants.one_fault.is_whole();
         }
         self.invariants.one_fault.strikes(fault);
@@ -435,7 +435,11 @@ impl World {
             }
             Fault::Slow(a, b) => self.net.set_slowness(a, b, 1),
             Fault::FullRing(from, to) => self.net.set_full_ring(from, to, false),
-            Fault::SlowDisk(who) => self.process_mut(who).disk_slow = false,
+            Fault::SlowDisk(who) => {
+                let process = self.process_mut(who);
+                process.disk_slow = false;
+                process.disk_slow_until = process.disk_free_at.max(process.answers_free_at);
+            }
             Fault::StaleBridge => self.clients.stale = false,
             Fault::Crash(_) | Fault::Wipe(_) | Fault::KillGuest(_) | Fault::Reset(..) => {}
         }

@@ -86,10 +86,13 @@ impl Leader {
         }
     }
 
-    /// Whether there is a secondary to sync with, and no joiner is about to take its place.
+    /// Whether there is a secondary to sync with, and no joiner is about to take its place. One whose link is down comes
+    /// back, or is lost.
     fn may_end_slot(&self, cx: &Context) -> bool {
         let is_joined = self.settles || self.final_joiner().is_some();
-        self.serving && !is_joined && self.kept_frames.is_none() && self.secondary(cx).is_some()
+        let secondary = self.secondary(cx);
+        let is_there = secondary.is_some_and(|peer| cx.peers.is_linked(peer));
+        self.serving && !is_joined && self.kept_frames.is_none() && is_there
     }
 
     /// The slot, for the rule that says in which the secondary's guest rests.

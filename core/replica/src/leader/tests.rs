@@ -311,6 +311,21 @@ fn an_input_that_is_in_no_log_is_safe_with_the_checkpoint_behind_it() {
     );
 }
 
+/// A sync cannot begin without a link, so its leader is not woken for one at once, again and again.
+#[test]
+fn a_slot_without_a_link_to_the_secondary_has_no_end() {
+    let mut replica = leader(Preset::find("hybrid").unwrap().policy, true);
+    let outputs = Event::Outputs(vec![Frame(vec![7])]);
+    apply(&mut replica, Micros(2), outputs);
+    let mut due = |is_linked| {
+        replica.cx.peers.get_mut(SECONDARY).unwrap().is_linked = is_linked;
+        let (leader, cx) = replica.leading().unwrap();
+        leader.slot_deadline(cx)
+    };
+    assert_ne!(due(true), Micros::NEVER);
+    assert_eq!(due(false), Micros::NEVER);
+}
+
 /// From the order to pause on the gate is shut: the checkpoint lacks what comes then.
 #[test]
 fn an_input_that_comes_while_the_guest_is_being_paused_is_safe_with_the_next_checkpoint() {
