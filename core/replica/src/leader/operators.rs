@@ -167,3 +167,6 @@ impl Replica {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
