@@ -71,7 +71,7 @@ impl Replica {
             }
             Role::Secondary | Role::Joining if self.leave_if_passed_over() => {}
             Role::Secondary => {
-                // Before the gate may open: what waits there is older.
+                // It waits at the gate, if that is shut, before the gate may open: older cuts are passed over then.
                 let cx = &mut self.cx;
                 let reached = cx.guest.give(cx.now, Input::Cut(cut), &mut cx.out);
                 // A syncvm without its end mark was given up by the leader.

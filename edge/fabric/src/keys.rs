@@ -405,7 +405,8 @@ impl Trusted {
         }
         *seen = look;
         let text = read(path, "");
-        self.is_unread = text.is_err();
+        let for_now = |source: &io::Error| source.kind() != io::ErrorKind::InvalidData;
+        self.is_unread = matches!(&text, Err(KeyError::File { source, .. }) if for_now(source));
         match text.and_then(|text| parse(path, &text)) {
             // An editor may be writing it just now.
             Ok(keys) if keys.is_empty() => warn!(

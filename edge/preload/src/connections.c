@@ -11,16 +11,25 @@
 /* How long plover may take to hand over a client's socket. */
 enum { HANDED_WITHIN_S = 5 };
 
+/* Repeats a system call that a signal has ended. */
+#define AGAIN(call)                                                                                \
+    ({                                                                                             \
+        ssize_t done;                                                                              \
+        while ((done = (call)) < 0 && errno == EINTR)                                              \
+            ;                                                                                      \
+        done;                                                                                      \
+    })
+
 /* Fetches a client's socket from plover. */
-static int fetch(uint32_t number)
+static int fetch(uint32_t number, uint32_t generation)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     size_t length = strnlen(shared->door, sizeof shared->door);
     struct timeval within = {.tv_sec = HANDED_WITHIN_S};
     struct {
         uint8_t secret[16];
-        uint32_t slot;
-    } request = {.slot = number - 1};
+        uint32_t slot, generation;
+    } request = {.slot = number - 1, .generation = generation};
     char answer;
     union {
         struct cmsghdr head;
@@ -39,9 +48,9 @@ static int fetch(uint32_t number)
     setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &within, sizeof within);
     setsockopt(door, SOL_SOCKET, SO_SNDTIMEO, &within, sizeof within);
     socklen_t to_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-    if (!REAL(connect)(door, (struct sockaddr *)&to, to_bytes) &&
-        REAL(send)(door, &request, sizeof request, MSG_NOSIGNAL) == sizeof request &&
-        REAL(recvmsg)(door, &message, MSG_CMSG_CLOEXEC) == 1) {
+    if (!AGAIN(REAL(connect)(door, (struct sockaddr *)&to, to_bytes)) &&
+        AGAIN(REAL(send)(door, &request, sizeof request, MSG_NOSIGNAL)) == sizeof request &&
+        AGAIN(REAL(recvmsg)(door, &message, MSG_CMSG_CLOEXEC)) == 1) {
         struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
         if (rights && rights->cmsg_type == SCM_RIGHTS)
             memcpy(&client, CMSG_DATA(rights), sizeof client);
@@ -92,7 +101,7 @@ static int welcome(int fd, uint32_t number, uint32_t generation, int flags)
         let_go(number);
         return aborted(fd);
     }
-    int client = fetch(number);
+    int client = fetch(number, generation);
     if (client < 0)
         return aborted(fd);
     int placed = REAL(dup3)(client, fd, flags & SOCK_CLOEXEC ? O_CLOEXEC : 0);

@@ -46,8 +46,8 @@ static void keep(int fd, uint32_t number)
     mark(fd, number);
 }
 
-/* The connection is this descriptor's from now on, or the caller's, if its number is too high for the table. False
- * if plover has given it up. */
+/* The connection is this descriptor's from now on. One whose number is too high for the table is not noted: the caller
+ * has to let go of the connection. False if plover has given it up. */
 bool claim(int fd, uint32_t number, uint32_t generation)
 {
     struct slot *slot = slot_at(number);

@@ -215,10 +215,9 @@ impl Direct {
     /// A descriptor of the door is ready.
     pub fn ready(&mut self, token: u64) {
         let (connections, memory) = (&mut self.connections, &self.memory);
-        self.door.ready(token, |slot| {
-            memory
-                .as_ref()
-                .and_then(|it| connections.hand_over(it, slot))
+        self.door.ready(token, |slot, generation| {
+            let memory = memory.as_ref()?;
+            connections.hand_over(memory, slot, generation)
         });
     }
 

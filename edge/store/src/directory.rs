@@ -167,6 +167,7 @@ impl StoredFile {
         }
         // A file system with too little space first takes what is left, then fails and gives it back.
         // Meanwhile every other writer would find the disk full. So the space is checked first.
+        // If it cannot be asked for, `fallocate` says it.
         let has_room = rustix::fs::fstatvfs(&self.file).map_or(true, |it| {
             it.f_blocks == 0 || it.f_bfree * it.f_frsize >= length
         });

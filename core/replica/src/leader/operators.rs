@@ -49,7 +49,7 @@ pub(crate) struct Operators {
 }
 
 impl Operators {
-    /// The guest is paused for this checkpoint, which will have the effects of all that it was given.
+    /// The guest is ordered to pause for this checkpoint, which will have the effects of all that it was given until now.
     pub fn cut(&mut self, number: SyncNo) {
         for (_, safe) in &mut self.open {
             if let Safe::Checkpoint(cut) = safe {

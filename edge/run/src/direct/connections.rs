@@ -178,9 +178,12 @@ impl Connections {
         }
     }
 
-    /// The client's socket, for the program.
-    pub fn hand_over(&mut self, memory: &Memory, slot: usize) -> Option<OwnedFd> {
+    /// The client's socket, for the program. A request that comes late is for a client that the slot has no more.
+    pub fn hand_over(&mut self, memory: &Memory, slot: usize, generation: u32) -> Option<OwnedFd> {
         let connection = self.all.get_mut(slot)?.as_mut()?;
+        if self.generations[slot] != generation {
+            return None;
+        }
         connection.knocks.take()?;
         memory.shared().by_port[usize::from(connection.port)].store(0, SeqCst);
         connection.stream.as_ref()?.try_clone().ok().map(Into::into)

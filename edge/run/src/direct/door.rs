@@ -14,8 +14,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// The bytes of a request: the secret, and the number of the slot.
-const REQUEST_BYTES: usize = 20;
+/// The bytes of a request: the secret, the number of the slot, and which use of it is meant.
+const REQUEST_BYTES: usize = 24;
 /// Requests that wait at a time. A process that connects and asks nothing takes one of them.
 const WAITING_MAX: usize = 256;
 
@@ -59,8 +59,8 @@ impl Door {
         })
     }
 
-    /// A descriptor of the door is ready. `find` gives the socket of a slot.
-    pub fn ready(&mut self, token: u64, find: impl FnOnce(usize) -> Option<OwnedFd>) {
+    /// A descriptor of the door is ready. `find` gives the socket of a slot in one of its uses.
+    pub fn ready(&mut self, token: u64, find: impl FnOnce(usize, u32) -> Option<OwnedFd>) {
         if token == self.kind {
             return self.let_in();
         }
@@ -70,8 +70,9 @@ impl Door {
         let mut request = [0; REQUEST_BYTES];
         let got = recv(&asker, &mut request[..], rustix::net::RecvFlags::DONTWAIT);
         let is_sound = matches!(got, Ok((_, REQUEST_BYTES))) && request[..16] == self.secret;
-        let slot = u32::from_ne_bytes(request[16..].try_into().expect("four bytes"));
-        if let Some(client) = is_sound.then(|| find(slot as usize)).flatten() {
+        let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four"));
+        let (slot, generation) = (word(16) as usize, word(20));
+        if let Some(client) = is_sound.then(|| find(slot, generation)).flatten() {
             use std::os::fd::AsFd;
             give(asker.as_fd(), client.as_fd());
         }
