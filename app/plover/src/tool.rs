@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How often we look whether it has ended.
@@ -15,7 +16,8 @@ pub struct Ended {
     pub err: String,
 }
 
-/// Runs a program with `input`. One that has not ended within this time is killed, and `None` is returned.
+/// Runs a program with `input`. One that has not ended within this time is killed, and `None` is returned; so it is if
+/// a process that it has started still holds its output.
 ///
 /// # Errors
 /// It cannot be started.
@@ -41,8 +43,7 @@ pub fn run(
             .zip(input)
             .map(|(mut to, text)| to.write_all(text.as_bytes()))
     });
-    let out = std::thread::spawn(move || all_of(stdout));
-    let err = std::thread::spawn(move || all_of(stderr));
+    let (out, err) = (all_of(stdout), all_of(stderr));
     let deadline = Instant::now() + within;
     let status = loop {
         match child.try_wait()? {
@@ -55,18 +56,25 @@ pub fn run(
             None => std::thread::sleep(LOOK_EVERY),
         }
     };
-    let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
-    Ok(Some(Ended {
-        status,
-        out: text(out),
-        err: text(err),
-    }))
+    let text = |of: Receiver<String>| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        of.recv_timeout(left.max(LOOK_EVERY)).ok()
+    };
+    let (Some(out), Some(err)) = (text(out), text(err)) else {
+        return Ok(None);
+    };
+    Ok(Some(Ended { status, out, err }))
 }
 
-fn all_of(pipe: Option<impl Read>) -> String {
-    let mut text = Vec::new();
-    let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut text));
-    String::from_utf8_lossy(&text).into_owned()
+/// Reads a pipe to its end.
+fn all_of(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (told, of) = channel();
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut text));
+        let _ = told.send(String::from_utf8_lossy(&text).into_owned());
+    });
+    of
 }
 
 #[cfg(test)]
@@ -82,5 +90,7 @@ mod tests {
         assert_eq!((ended.out.as_str(), ended.err.as_str()), ("in", "no\n"));
         assert_eq!(ended.status.code(), Some(3));
         assert!(shell("exec sleep 1000", Duration::from_millis(50)).is_none());
+        let left_behind = "sleep 5 &";
+        assert!(shell(left_behind, Duration::from_millis(50)).is_none());
     }
 }

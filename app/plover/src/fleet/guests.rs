@@ -76,7 +76,7 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
                 .name
                 .starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
                 && guest.name.chars().all(fits),
-            "{}: Pacemaker takes no resource \"{}\": give a group.name that begins with a letter and has letters, digits, -, _ \
+            "{}: Pacemaker takes no resource \"{}\": give a group.name that begins with a letter or _ and has letters, digits, -, _ \
              and . only, the same on all hosts",
             path.display(),
             guest.name

@@ -244,27 +244,27 @@ impl GuestStatus {
         let mut missing = members;
         missing.retain(|node| !hosts.contains_key(node) && !hosts.is_empty());
         troubles.extend(missing.iter().map(|it| not_running(it)));
-        let protects = |node: &&String| attribute(node, &format!("{key}-protected")) == Some("yes");
         let leaders = hosts
             .iter()
             .filter(|(_, role)| *role == LEADER)
             .map(|(node, _)| node);
         let leaders = Vec::from_iter(leaders);
-        let leader = leaders.iter().copied().find(protects);
-        let leader = leader.or(leaders.first().copied());
-        let others = leaders.iter().filter(|node| Some(**node) != leader);
-        troubles.extend(others.map(|node| {
-            format!(
-                "{node}: led, too, when it was looked at last, up to 10 s ago: if that stays, it is cut off from the others \
-                 (`plover status` there)"
-            )
-        }));
-        let lacks = leader.and_then(|node| attribute(node, &format!("{key}-lacks")));
+        if let [first, others @ ..] = &leaders[..] {
+            troubles.extend(others.iter().map(|node| {
+                format!(
+                    "{node}: led, and so did {first}, when they were looked at last, up to 10 s ago: if that stays, one is cut off \
+                     from the others (`plover status` on both)"
+                )
+            }));
+        }
+        let says = |node: &str, what: &str| attribute(node, &format!("{key}-{what}"));
+        let lacks = leaders.iter().find_map(|node| says(node, "lacks"));
         troubles.extend(lacks.map(|it| format!("{it}.")));
-        let state = match leader.map(|node| attribute(node, &format!("{key}-protected"))) {
-            None => "NO LEADER",
-            Some(Some("yes")) => PROTECTED,
-            Some(_) => "NOT PROTECTED",
+        let protects = |node: &&String| says(node, "protected") == Some("yes");
+        let state = match &leaders[..] {
+            [] => "NO LEADER",
+            all if all.iter().copied().all(|node| protects(&node)) => PROTECTED,
+            _ => "NOT PROTECTED",
         };
         Self {
             guest: name.into(),

@@ -426,11 +426,11 @@ fn all_guests_of_the_cluster_are_on_one_page() {
         let shop = status.to_string();
         let shop = shop.lines().find(|line| line.starts_with("shop")).unwrap();
         assert!(
-            shop.starts_with("shop   protected") && shop.contains(": led, too"),
+            shop.starts_with("shop   NOT PROTECTED") && shop.contains(": led, and so did"),
             "{shop}"
         );
         let ills = status.ills();
-        assert!(ills.iter().any(|ill| ill.contains("led, too")), "{ills:?}");
+        assert!(ills.iter().any(|ill| ill.contains("so did")), "{ills:?}");
     }
     let ills = Vec::from_iter(status.ills());
     let is_missing = |guest: &str| {

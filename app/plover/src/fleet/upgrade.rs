@@ -152,7 +152,7 @@ fn begin_when_well(
     progress: &Progress,
 ) -> Result<(Vec<String>, FleetStatus)> {
     let deadline = Instant::now() + within;
-    let mut waits = Waits::new(within);
+    let mut waits = Waits::new(Duration::ZERO, deadline);
     loop {
         let why = match hosts.look() {
             Ok((nodes, guests)) => match unknown(&nodes, &guests) {
@@ -223,26 +223,31 @@ fn order(nodes: &Nodes, guests: &FleetStatus, wanted: &[String]) -> Result<Vec<S
     Ok(order.into_iter().map(str::to_owned).collect())
 }
 
+/// A step that takes no longer needs no words.
+const QUIET: Duration = Duration::from_secs(20);
+
 /// Says what is waited for, when that changes.
 struct Waits {
-    within: Duration,
+    quiet_until: Instant,
+    until: Instant,
     told: String,
 }
 
 impl Waits {
-    fn new(within: Duration) -> Self {
+    fn new(quiet: Duration, until: Instant) -> Self {
         Self {
-            within,
+            quiet_until: Instant::now() + quiet,
+            until,
             told: String::new(),
         }
     }
 
     fn tell(&mut self, progress: &Progress, why: String) {
-        if why != self.told {
-            progress.say(format_args!(
-                "waits up to {} s: {why}",
-                self.within.as_secs()
-            ));
+        let now = Instant::now();
+        if now >= self.quiet_until && why != self.told {
+            let left = self.until.saturating_duration_since(now);
+            let left = left.as_secs_f64().ceil();
+            progress.say(format_args!("waits up to {left} s: {why}"));
             self.told = why;
         }
     }
@@ -256,7 +261,7 @@ fn empty_and_upgrade(
 ) -> Result<()> {
     hosts.standby(node, true)?;
     let deadline = Instant::now() + within;
-    let mut waits = Waits::new(within);
+    let mut waits = Waits::new(QUIET, deadline);
     loop {
         let (_, now) = hosts.look()?;
         let there = now.on(node);
@@ -283,7 +288,7 @@ fn empty_and_upgrade(
     hosts.upgrade(node)?;
     // It may have rebooted, and the cluster is the last to start. Until then nobody could tell it from a host that is lost.
     let deadline = Instant::now() + within;
-    let mut waits = Waits::new(within);
+    let mut waits = Waits::new(QUIET, deadline);
     loop {
         let why = match hosts.look() {
             Ok((nodes, _)) if nodes.is_online(node) => return Ok(progress.check()?),
@@ -322,7 +327,7 @@ fn wait_until_as_before(
     progress: &Progress,
 ) -> Result<()> {
     let deadline = Instant::now() + patience.within;
-    let mut waits = Waits::new(patience.within);
+    let mut waits = Waits::new(QUIET, deadline);
     let mut well_since = None;
     loop {
         // The cluster's own programs may start again with the packages.
