@@ -36,8 +36,8 @@ fn before(a: u32, b: u32) -> bool {
 /// The numbers that tell one RST from another: its sequence and acknowledgement number.
 pub(crate) type Reset = (u32, Option<u32>);
 
-/// RSTs of one connection and slot that are told apart. Further ones are released by the sync.
-const RESETS_MAX: usize = 8;
+/// RSTs of one connection and slot that are told apart: the newest of them.
+const RESETS_MAX: usize = 64;
 
 /// The bytes that one guest has sent.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ struct Side {
     /// The highest acknowledgement number.
     ack: Option<u32>,
     /// The numbers of its RSTs.
-    resets: Vec<Reset>,
+    resets: VecDeque<Reset>,
     /// Its SYN.
     syn: Option<Syn>,
 }
@@ -78,8 +78,11 @@ impl Side {
     }
 
     fn reset(&mut self, numbers: Reset) {
-        if self.resets.len() < RESETS_MAX && !self.resets.contains(&numbers) {
-            self.resets.push(numbers);
+        if !self.resets.contains(&numbers) {
+            if self.resets.len() == RESETS_MAX {
+                self.resets.pop_front();
+            }
+            self.resets.push_back(numbers);
         }
     }
 
@@ -96,6 +99,13 @@ impl Side {
             (None, _) => true,
             (Some(ack), Some(highest)) => !before(highest, ack),
             (Some(_), None) => false,
+        }
+    }
+
+    /// It has sent the stream up to here, seen or not.
+    fn reach(&mut self, place: u32) {
+        if before(self.next, place) {
+            self.next = place;
         }
     }
 
@@ -191,28 +201,23 @@ impl Connection {
             return self.our_syn(no, syn, !segment.payload.is_empty());
         }
         self.ours.acknowledge(segment.ack);
+        let length = segment.payload.len() as u32 + u32::from(segment.fin);
+        let end = segment.seq.wrapping_add(length);
         if self.broken {
-            let length = segment.payload.len() as u32 + u32::from(segment.fin);
-            let end = segment.seq.wrapping_add(length);
-            if before(self.ours.next, end) {
-                self.ours.next = end;
-            }
+            self.ours.reach(end);
             return Ok(());
         }
         let reset = segment.rst.then_some((segment.seq, segment.ack));
         if let Some(reset) = reset {
             self.ours.reset(reset);
-        } else {
-            self.advance(segment, true)?;
+        } else if let Err(difference) = self.advance(segment, true) {
+            // The next slot's comparing begins there.
+            self.ours.reach(end);
+            return Err(difference);
         }
-        let length = segment.payload.len() as u32 + u32::from(segment.fin);
         self.waiting.push_back(Waiting {
             no,
-            end: if reset.is_some() {
-                self.ours.next
-            } else {
-                segment.seq.wrapping_add(length)
-            },
+            end: if reset.is_some() { self.ours.next } else { end },
             ack: segment.ack,
             reset,
             is_syn: false,
@@ -263,6 +268,10 @@ impl Connection {
         }
         if let Some(syn) = segment.syn {
             return self.their_syn(syn, !segment.payload.is_empty());
+        }
+        if !self.same_syn() {
+            // Its guest is late, and this is of the connection that had these ports before.
+            return Ok(());
         }
         self.theirs.acknowledge(segment.ack);
         if segment.rst {

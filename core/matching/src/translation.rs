@@ -159,8 +159,9 @@ impl Connection {
 
     fn note_end(&mut self, head: &TcpHead, now: Micros, by: usize) {
         self.ended[by] |= head.fin || head.rst;
-        if head.rst || self.ended == [true; 2] {
-            self.closed.get_or_insert(now);
+        // A guest that refuses an RST goes on, so each frame counts.
+        if head.rst || self.ended == [true; 2] || self.closed.is_some() {
+            self.closed = Some(now);
         }
     }
 }

@@ -340,3 +340,15 @@ fn a_connection_that_both_have_closed_is_forgotten_in_time() {
     assert_eq!(translator.translations(Micros::from_ms(1000)).len(), 1);
     assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 0);
 }
+
+/// Anybody may send an RST with a number that the guest refuses (RFC 5961 §3).
+#[test]
+fn a_connection_that_goes_on_after_an_rst_is_kept() {
+    let mut translator = open(1000, 5000);
+    translator.stop();
+    translator.incoming(NOW, Tcp::at(77_777).ack(5001).rst().inward().frame());
+    let later = Micros::from_ms(200_000);
+    translator.incoming(later, Tcp::at(6).ack(5001).data(b"?").inward().frame());
+    assert_eq!(translator.translations(Micros::from_ms(300_000)).len(), 1);
+    assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 0);
+}
