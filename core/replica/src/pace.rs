@@ -60,12 +60,12 @@ impl Context {
         }
         while let Some((since, until)) = self.guest.paced_until() {
             let pace = &mut self.guest.pace;
-            let missing = until.saturating_sub(pace.sent + pace.missing);
+            let missing = until.saturating_sub(pace.sent.saturating_add(pace.missing));
             if is_compared && missing > 0 {
                 if self.now.since(since) < PACE_WAIT_MAX {
                     return;
                 }
-                pace.missing += missing;
+                pace.missing = pace.missing.saturating_add(missing);
             }
             self.guest.activity.disturb();
             self.guest.take_paced(self.now, &mut self.out);

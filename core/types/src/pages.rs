@@ -156,15 +156,18 @@ impl Runs {
         Self(runs)
     }
 
-    /// The set over a guest of `pages` pages, or `None` if a run lies outside of it.
+    /// The set over a guest of `pages` pages, or `None` if a run lies outside of it, or the runs do not rise.
     pub fn to_set(&self, pages: u32) -> Option<PageSet> {
         let mut set = PageSet::new(pages);
+        let mut before = 0;
         for &(start, len) in &self.0 {
             let end = start.checked_add(len)?;
-            if end > pages {
+            // A list of a million whole memories would take minutes.
+            if start < before || len == 0 || end > pages {
                 return None;
             }
             set.insert_run(start, end);
+            before = end;
         }
         Some(set)
     }
@@ -207,5 +210,13 @@ mod tests {
         assert!(Runs(vec![(5, 6)]).to_set(10).is_none());
         assert!(Runs(vec![(u32::MAX, 2)]).to_set(10).is_none());
         assert!(Runs(vec![(5, 5)]).to_set(10).is_some());
+    }
+
+    #[test]
+    fn runs_that_do_not_rise_are_rejected() {
+        assert!(Runs(vec![(0, 3), (3, 2), (7, 1)]).to_set(10).is_some());
+        for bad in [vec![(0, 10); 2], vec![(4, 2), (5, 1)], vec![(4, 0)]] {
+            assert!(Runs(bad).to_set(10).is_none());
+        }
     }
 }

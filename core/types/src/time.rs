@@ -19,7 +19,7 @@ impl Micros {
 
     /// A span of `ms` milliseconds.
     pub const fn from_ms(ms: u64) -> Self {
-        Self(ms * 1000)
+        Self(ms.saturating_mul(1000))
     }
 
     /// The span since `earlier`, zero if that lies ahead.

@@ -91,6 +91,11 @@ impl ReplicaConfig {
                 return mismatch(format!("policy.{key} = {mib} must be 1 to 4096"));
             }
         }
+        if policy.idle_threshold_us == Some(0) {
+            return mismatch(
+                "policy.idle_threshold_us must be at least 1: a guest is not idle at once".into(),
+            );
+        }
         if policy.slot_min_ms.is_some() && slot.slot_min > slot.slot_max {
             return mismatch(format!(
                 "policy.slot_min_ms = {} is above policy.slot_max_ms = {}",
@@ -310,6 +315,11 @@ mod tests {
                 "no QEMU answers",
             ),
             ("[net]", "[policy]\ninput_mib = 0\n[net]", "input_mib"),
+            (
+                "[net]",
+                "[policy]\nidle_threshold_us = 0\n[net]",
+                "idle_threshold_us",
+            ),
             (
                 "[net]",
                 "[policy]\nslot_min_ms = 51\n[net]",

@@ -144,7 +144,8 @@ impl Leader {
         run.report.bytes_hashes += digests.len() as u64 + runs.0.len() as u64 * 4;
         if first == 0 {
             run.report.dirty_secondary = set.len();
-            run.report.phases[Phase::Wait as usize] = wait;
+            // No longer than the sync, whatever it says.
+            run.report.phases[Phase::Wait as usize] = wait.min(now.since(run.started));
         }
         let Some(LeadSync { run, stage }) = self.sync.take() else {
             return;
