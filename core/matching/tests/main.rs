@@ -3,5 +3,6 @@
 mod frames;
 
 mod matching;
+mod places;
 mod translation;
 mod twin;

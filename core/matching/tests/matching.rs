@@ -6,31 +6,31 @@ use plover_matching::{Difference, Matcher};
 use plover_types::{Frame, OutputNo};
 
 /// A matcher whose slot has begun, with a counter for our frames.
-struct Sides {
-    matcher: Matcher,
+pub(crate) struct Sides {
+    pub matcher: Matcher,
     next: u64,
 }
 
 impl Sides {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut matcher = Matcher::new(1 << 20);
         matcher.begin(false);
         Self { matcher, next: 0 }
     }
 
-    fn ours(&mut self, frame: &Frame) -> u64 {
+    pub fn ours(&mut self, frame: &Frame) -> u64 {
         let no = self.next;
         self.next += 1;
         self.matcher.ours(OutputNo(no), frame);
         no
     }
 
-    fn theirs(&mut self, frame: &Frame) {
+    pub fn theirs(&mut self, frame: &Frame) {
         self.matcher.theirs(frame);
     }
 
     /// The numbers of the outputs that were covered since the last call.
-    fn covered(&mut self) -> Vec<u64> {
+    pub fn covered(&mut self) -> Vec<u64> {
         let covered = self.matcher.take_covered();
         covered.into_iter().map(|no| no.0).collect()
     }
@@ -246,55 +246,6 @@ fn a_port_that_is_used_again_is_another_connection() {
         assert_eq!(sides.covered(), [i, i + 1]);
     }
     assert_eq!(sides.matcher.done(), 4);
-}
-
-/// A client uploads, resets, and uses its port again with a lower number. The secondary's guest is late, and what it
-/// acknowledges is the upload.
-#[test]
-fn what_is_late_on_a_port_that_is_used_again_counts_for_nothing() {
-    let mut sides = Sides::new();
-    sides.ours(&Tcp::at(100).ack(5000).data(b"old").frame());
-    let syn = Tcp::at(9_000_000).ack(7).syn().frame();
-    sides.ours(&syn);
-    sides.theirs(&Tcp::at(100).ack(5000).data(b"old").frame());
-    sides.theirs(&syn);
-    let acknowledges = sides.ours(&Tcp::at(9_000_001).ack(4000).frame());
-    assert!(!sides.covered().contains(&acknowledges));
-    sides.theirs(&Tcp::at(9_000_001).ack(4000).frame());
-    assert!(sides.covered().contains(&acknowledges));
-}
-
-/// A connection that is not known, or no more, begins with a keep-alive one byte before its place (RFC 9293 §3.8.4).
-#[test]
-fn a_place_that_was_guessed_too_low_costs_one_sync_and_not_each_one() {
-    let mut sides = Sides::new();
-    let keep_alive = Tcp::at(999).ack(7).frame();
-    sides.ours(&keep_alive);
-    sides.theirs(&keep_alive);
-    let mut answers = [Tcp::at(1000), Tcp::at(1006)].into_iter();
-    let mut both = |sides: &mut Sides| {
-        let answer = answers.next().unwrap().ack(8).data(b"answer").frame();
-        let no = sides.ours(&answer);
-        sides.theirs(&answer);
-        sides.covered().contains(&no)
-    };
-    assert!(!both(&mut sides));
-    assert_eq!(sides.matcher.difference(), Some(Difference::Gap));
-    sides.matcher.begin(true);
-    assert!(both(&mut sides));
-    assert_eq!(sides.matcher.difference(), None);
-}
-
-/// A client without a connection draws them, as many as it likes.
-#[test]
-fn many_resets_of_one_connection_match() {
-    let mut sides = Sides::new();
-    for number in 0..200 {
-        let reset = Tcp::at(number).rst().frame();
-        let no = sides.ours(&reset);
-        sides.theirs(&reset);
-        assert_eq!(sides.covered(), [no]);
-    }
 }
 
 #[test]

@@ -1,0 +1,54 @@
+//! Connections whose place in the stream is not what it was, or not known.
+
+use crate::frames::Tcp;
+use crate::matching::Sides;
+use plover_matching::Difference;
+
+/// A client uploads, resets, and uses its port again with a lower number. The secondary's guest is late, and what it
+/// acknowledges is the upload.
+#[test]
+fn what_is_late_on_a_port_that_is_used_again_counts_for_nothing() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(100).ack(5000).data(b"old").frame());
+    let syn = Tcp::at(9_000_000).ack(7).syn().frame();
+    sides.ours(&syn);
+    sides.theirs(&Tcp::at(100).ack(5000).data(b"old").frame());
+    sides.theirs(&syn);
+    let acknowledges = sides.ours(&Tcp::at(9_000_001).ack(4000).frame());
+    assert!(!sides.covered().contains(&acknowledges));
+    sides.theirs(&Tcp::at(9_000_001).ack(4000).frame());
+    assert!(sides.covered().contains(&acknowledges));
+}
+
+/// A connection that is not known, or no more, begins with a keep-alive one byte before its place (RFC 9293 §3.8.4).
+#[test]
+fn a_place_that_was_guessed_too_low_costs_one_sync_and_not_each_one() {
+    let mut sides = Sides::new();
+    let keep_alive = Tcp::at(999).ack(7).frame();
+    sides.ours(&keep_alive);
+    sides.theirs(&keep_alive);
+    let mut answers = [Tcp::at(1000), Tcp::at(1006)].into_iter();
+    let mut both = |sides: &mut Sides| {
+        let answer = answers.next().unwrap().ack(8).data(b"answer").frame();
+        let no = sides.ours(&answer);
+        sides.theirs(&answer);
+        sides.covered().contains(&no)
+    };
+    assert!(!both(&mut sides));
+    assert_eq!(sides.matcher.difference(), Some(Difference::Gap));
+    sides.matcher.begin(true);
+    assert!(both(&mut sides));
+    assert_eq!(sides.matcher.difference(), None);
+}
+
+/// A client without a connection draws them, as many as it likes.
+#[test]
+fn many_resets_of_one_connection_match() {
+    let mut sides = Sides::new();
+    for number in 0..200 {
+        let reset = Tcp::at(number).rst().frame();
+        let no = sides.ours(&reset);
+        sides.theirs(&reset);
+        assert_eq!(sides.covered(), [no]);
+    }
+}
