@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// How often we look whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// A program that has ended leaves its pipes closed, or to a process that it has started.
+const PIPES_WITHIN: Duration = Duration::from_secs(1);
+
 /// How a program ended, and what it printed.
 #[derive(Debug)]
 pub struct Ended {
@@ -56,10 +59,7 @@ pub fn run(
             None => std::thread::sleep(LOOK_EVERY),
         }
     };
-    let text = |of: Receiver<String>| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        of.recv_timeout(left.max(LOOK_EVERY)).ok()
-    };
+    let text = |of: Receiver<String>| of.recv_timeout(PIPES_WITHIN).ok();
     let (Some(out), Some(err)) = (text(out), text(err)) else {
         return Ok(None);
     };

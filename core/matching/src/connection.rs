@@ -52,7 +52,7 @@ struct Side {
     fin: Option<u32>,
     /// The highest acknowledgement number.
     ack: Option<u32>,
-    /// The numbers of its RSTs.
+    /// The numbers of its RSTs, the newest first.
     resets: VecDeque<Reset>,
     /// Its SYN.
     syn: Option<Syn>,
@@ -79,10 +79,8 @@ impl Side {
 
     fn reset(&mut self, numbers: Reset) {
         if !self.resets.contains(&numbers) {
-            if self.resets.len() == RESETS_MAX {
-                self.resets.pop_front();
-            }
-            self.resets.push_back(numbers);
+            self.resets.push_front(numbers);
+            self.resets.truncate(RESETS_MAX);
         }
     }
 
@@ -211,8 +209,10 @@ impl Connection {
         if let Some(reset) = reset {
             self.ours.reset(reset);
         } else if let Err(difference) = self.advance(segment, true) {
-            // The next slot's comparing begins there.
-            self.ours.reach(end);
+            // A place that was guessed: the next slot's comparing begins where the guest is.
+            if self.ours.syn.is_none() {
+                self.ours.reach(end);
+            }
             return Err(difference);
         }
         self.waiting.push_back(Waiting {

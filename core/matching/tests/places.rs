@@ -20,6 +20,20 @@ fn what_is_late_on_a_port_that_is_used_again_counts_for_nothing() {
     assert!(sides.covered().contains(&acknowledges));
 }
 
+/// The same on the leader's side: the new stream's place is known, and is not moved to where the former one was.
+#[test]
+fn a_late_segment_of_a_former_connection_does_not_move_the_place() {
+    let mut sides = Sides::new();
+    let syn = Tcp::at(100).ack(7).syn().frame();
+    sides.ours(&syn);
+    sides.theirs(&syn);
+    sides.ours(&Tcp::at(9_000_000).ack(7).frame());
+    sides.matcher.begin(true);
+    let no = sides.ours(&Tcp::at(101).ack(7).data(b"one").frame());
+    sides.theirs(&Tcp::at(101).ack(7).data(b"two").frame());
+    assert!(!sides.covered().contains(&no));
+}
+
 /// A connection that is not known, or no more, begins with a keep-alive one byte before its place (RFC 9293 §3.8.4).
 #[test]
 fn a_place_that_was_guessed_too_low_costs_one_sync_and_not_each_one() {

@@ -100,13 +100,14 @@ impl IdleDetector {
     /// The guest that was called idle went on by itself.
     pub fn was_early(&mut self) {
         let longest = Micros(self.usual.0.saturating_mul(8));
-        let more = self.threshold.0.saturating_add(self.threshold.0 / 2);
+        let more = (self.threshold.0 / 2).max(1);
+        let more = self.threshold.0.saturating_add(more);
         self.threshold = Micros(more).min(longest);
     }
 
     /// The guest that was called idle did nothing more until it was fed.
     pub fn was_timely(&mut self) {
-        let shortest = Micros(self.usual.0 / 2);
+        let shortest = Micros((self.usual.0 / 2).max(1));
         let less = (self.threshold.0 / PART).max(1);
         self.threshold = Micros(self.threshold.0.saturating_sub(less)).max(shortest);
     }
@@ -165,11 +166,12 @@ mod tests {
     /// Whatever an operator gives, and however often it was right or wrong.
     #[test]
     fn no_threshold_is_out_of_bounds() {
-        for usual in [0, 1, 2, u64::MAX] {
+        for usual in [1, 2, 100, u64::MAX] {
             let mut idle = IdleDetector::new(Micros(usual));
-            (0..99).for_each(|_| idle.was_timely());
+            (0..999).for_each(|_| idle.was_timely());
+            assert_eq!(idle.threshold(), Micros((usual / 2).max(1)));
             (0..99).for_each(|_| idle.was_early());
-            assert!(idle.threshold().0 <= usual.saturating_mul(8));
+            assert_eq!(idle.threshold(), Micros(usual.saturating_mul(8)));
         }
     }
 }

@@ -4,18 +4,28 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 /* How long plover may take to hand over a client's socket. */
 enum { HANDED_WITHIN_S = 5 };
 
+/* Of this host's clock, whatever the program's time is. */
+static time_t seconds(void)
+{
+    struct timespec now = {0};
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
 /* Repeats a system call that a signal has ended. */
-#define AGAIN(call)                                                                                \
+#define AGAIN(until, call)                                                                         \
     ({                                                                                             \
         ssize_t done;                                                                              \
-        while ((done = (call)) < 0 && errno == EINTR)                                              \
+        while ((done = (call)) < 0 && errno == EINTR && seconds() <= (until))                      \
             ;                                                                                      \
         done;                                                                                      \
     })
@@ -48,9 +58,10 @@ static int fetch(uint32_t number, uint32_t generation)
     setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &within, sizeof within);
     setsockopt(door, SOL_SOCKET, SO_SNDTIMEO, &within, sizeof within);
     socklen_t to_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-    if (!AGAIN(REAL(connect)(door, (struct sockaddr *)&to, to_bytes)) &&
-        AGAIN(REAL(send)(door, &request, sizeof request, MSG_NOSIGNAL)) == sizeof request &&
-        AGAIN(REAL(recvmsg)(door, &message, MSG_CMSG_CLOEXEC)) == 1) {
+    time_t until = seconds() + HANDED_WITHIN_S;
+    if (!AGAIN(until, REAL(connect)(door, (struct sockaddr *)&to, to_bytes)) &&
+        AGAIN(until, REAL(send)(door, &request, sizeof request, MSG_NOSIGNAL)) == sizeof request &&
+        AGAIN(until, REAL(recvmsg)(door, &message, MSG_CMSG_CLOEXEC)) == 1) {
         struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
         if (rights && rights->cmsg_type == SCM_RIGHTS)
             memcpy(&client, CMSG_DATA(rights), sizeof client);

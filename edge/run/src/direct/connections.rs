@@ -56,7 +56,12 @@ impl Connections {
         let all = self.all.iter().flatten();
         all.filter_map(|it| it.stream.as_ref())
             .for_each(ends_by_reset);
-        *self = Self::new(self.program.port());
+        // A process of the program before may still ask for a client of then.
+        let generations = std::mem::take(&mut self.generations);
+        *self = Self {
+            generations,
+            ..Self::new(self.program.port())
+        };
     }
 
     pub fn get(&mut self, slot: usize) -> Option<&mut Connection> {
