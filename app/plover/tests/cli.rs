@@ -218,7 +218,7 @@ fn a_closed_pipe_ends_the_command_quietly() {
         .expect("plover starts");
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("plover ends");
-    // What it was to do may be half done, so this is no success.
+    // The command may have left work undone, so this is no success.
     assert_eq!(output.status.code(), Some(141), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
 }

@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(idle.period(), Micros(100));
     }
 
-    /// Whatever an operator gives, and however often it was right or wrong.
+    /// For any configured value, after any number of right and wrong verdicts.
     #[test]
     fn no_threshold_is_out_of_bounds() {
         for usual in [1, 2, 100, u64::MAX] {

@@ -117,6 +117,17 @@ pub(crate) struct Switchover {
     clears: bool,
 }
 
+impl Switchover {
+    fn begin(cx: &Context, to: ReplicaId, clears: bool) -> Self {
+        Self {
+            to,
+            until: cx.now + WITHIN,
+            after: cx.group.sync_no,
+            clears,
+        }
+    }
+}
+
 impl Leader {
     /// The replica that would lead next, if an operator wants this leader to hand over to `to` or any.
     fn heir(&self, cx: &Context, to: Option<ReplicaId>) -> Result<ReplicaId, SwitchoverRefused> {
@@ -221,14 +232,7 @@ impl Replica {
             return;
         };
         match leader.heir(cx, to) {
-            Ok(to) => {
-                leader.switchover = Some(Switchover {
-                    to,
-                    until: cx.now + WITHIN,
-                    after: cx.group.sync_no,
-                    clears: false,
-                });
-            }
+            Ok(to) => leader.switchover = Some(Switchover::begin(cx, to, false)),
             Err(refused) => cx.note(Note::SwitchoverFailed {
                 why: refused.to_string(),
             }),
@@ -285,12 +289,7 @@ impl Replica {
             }
         } else if cx.is_clearing() && cx.now >= cx.switch_not_before {
             if let Ok(to) = leader.heir(cx, None) {
-                leader.switchover = Some(Switchover {
-                    to,
-                    until: cx.now + WITHIN,
-                    after: cx.group.sync_no,
-                    clears: true,
-                });
+                leader.switchover = Some(Switchover::begin(cx, to, true));
             }
         }
         let Some(waits) = leader.switchover else {

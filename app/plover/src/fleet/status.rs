@@ -260,10 +260,14 @@ impl GuestStatus {
         let says = |node: &str, what: &str| attribute(node, &format!("{key}-{what}"));
         let lacks = leaders.iter().find_map(|node| says(node, "lacks"));
         troubles.extend(lacks.map(|it| format!("{it}.")));
-        let protects = |node: &&String| says(node, "protected") == Some("yes");
         let state = match &leaders[..] {
             [] => "NO LEADER",
-            all if all.iter().copied().all(|node| protects(&node)) => PROTECTED,
+            all if all
+                .iter()
+                .all(|node| says(node, "protected") == Some("yes")) =>
+            {
+                PROTECTED
+            }
             _ => "NOT PROTECTED",
         };
         Self {

@@ -285,7 +285,7 @@ impl Leader {
         };
         sync.stage = Stage::Pausing;
         sync.run.last_progress = cx.now;
-        // What comes while the guest is being paused waits behind the gate.
+        // Inputs that come while the guest is being paused wait behind the gate.
         cx.operators.cut(number);
         cx.note_phase(number, Phase::Pause);
         cx.guest.pause(cx.now, &mut cx.out);

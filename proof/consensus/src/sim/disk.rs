@@ -174,7 +174,7 @@ impl Disk {
         self.owes = Viewstamp::default();
     }
 
-    /// What a process that starts now would trust its log to hold, and where that log ends.
+    /// The entry that a process would trust its log to hold if it started now, and the end of that log.
     pub fn is_trusted_for(&self) -> Option<(Viewstamp, Viewstamp)> {
         let last = self.log.back().map_or(self.base, |entry| entry.viewstamp);
         (!self.would_recover()).then_some((self.owes, last))

@@ -1,4 +1,4 @@
-//! What becomes of operators' inputs, on synthetic events.
+//! Operators' inputs on synthetic events: when they are fed, and how they are answered.
 
 use super::*;
 use crate::api::Event;
