@@ -119,7 +119,14 @@ impl<M: StateMachine> Server<M> {
             }
             Command::PeerAlive { .. } => {}
             Command::Refuse { peer, why } => self.fabric.cut(peer, &why.to_string()),
-            Command::GroupEmpty { fresh: true } => self.core.bootstrap(now, &mut self.commands),
+            Command::GroupEmpty { fresh: true } => {
+                if self.begin() {
+                    tracing::info!(
+                        "no replica holds a log: a new, empty one begins. If the group had one in memory, it ended with \
+                         the last of its replicas"
+                    );
+                }
+            }
             Command::GroupEmpty { fresh: false } => {
                 tracing::warn!(
                     "no replica holds the log any more: the operator has to begin a new one"
@@ -182,7 +189,7 @@ impl<M: StateMachine> Server<M> {
     }
 
     fn give_up(&mut self) {
-        for (_, origin) in self.proposals.give_up() {
+        for origin in self.proposals.give_up() {
             self.refuse(origin, Error::Unknown);
         }
     }

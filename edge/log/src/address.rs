@@ -1,11 +1,14 @@
 //! Where clients reach a server: over TCP, or through a socket in the file system.
 
+use rustix::net::sockopt;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -45,48 +48,87 @@ impl fmt::Display for Address {
     }
 }
 
-/// A listening socket. Dropping it removes the file of a unix socket.
+/// A listening socket. Dropping it removes the file of a unix socket, unless another server has its own there by then.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub socket: OwnedFd,
     pub address: Address,
+    /// Names the file of a unix socket.
+    file: Option<(u64, u64)>,
 }
 
 impl Listener {
     /// Listens. Replaces a socket file that a killed server has left.
     pub fn bind(address: &Address) -> io::Result<Self> {
-        let (socket, address): (OwnedFd, _) = match address {
+        let (socket, address, file): (OwnedFd, _, _) = match address {
             Address::Tcp(wanted) => {
                 let listener = TcpListener::bind(wanted)?;
                 listener.set_nonblocking(true)?;
                 let address = listener.local_addr()?;
-                (listener.into(), Address::Tcp(address))
+                (listener.into(), Address::Tcp(address), None)
             }
             Address::Unix(path) => {
                 let listener = match UnixListener::bind(path) {
-                    Err(error)
-                        if error.kind() == io::ErrorKind::AddrInUse
-                            && UnixStream::connect(path).is_err() =>
-                    {
-                        std::fs::remove_file(path)?;
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                        remove_dead(path, error)?;
                         UnixListener::bind(path)?
                     }
                     result => result?,
                 };
                 listener.set_nonblocking(true)?;
-                (listener.into(), address.clone())
+                (listener.into(), address.clone(), name_of(path))
             }
         };
-        Ok(Self { socket, address })
+        Ok(Self {
+            socket,
+            address,
+            file,
+        })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
-            let _ = std::fs::remove_file(path);
+        let Address::Unix(path) = &self.address else {
+            return;
+        };
+        if self.file.is_some() && self.file == name_of(path) {
+            let _ = fs::remove_file(path);
         }
     }
+}
+
+/// The device and the inode of the file at `path`.
+fn name_of(path: &Path) -> Option<(u64, u64)> {
+    let file = fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// Removes the file at `path` if it is a socket whose server has ended. Else returns `error`, or that it is no socket.
+fn remove_dead(path: &Path, error: io::Error) -> io::Result<()> {
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        let why = "there is a file that is no socket";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+    }
+    match UnixStream::connect(path) {
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        _ => Err(error),
+    }
+}
+
+/// After so long without a word, a client and its server ask each other whether they are still there, and so often until
+/// the other one counts as gone: as the clients of `plover run`.
+const IDLE: Duration = Duration::from_secs(60);
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+const PROBES: u32 = 4;
+
+/// Sets up a TCP connection between a client and a server. Failing costs latency, or the notice that the other side is gone.
+pub(crate) fn set_up(socket: &impl AsFd) {
+    let _ = sockopt::set_tcp_nodelay(socket, true);
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, IDLE);
+    let _ = sockopt::set_tcp_keepintvl(socket, PROBE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(socket, PROBES);
 }
 
 /// A blocking connection to `address`. Over TCP the attempt ends after `patience`.
@@ -95,7 +137,7 @@ pub(crate) fn connect(address: &Address, patience: Duration) -> io::Result<Owned
         Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
         Address::Tcp(address) => {
             let stream = TcpStream::connect_timeout(address, patience)?;
-            stream.set_nodelay(true)?;
+            set_up(&stream);
             Ok(stream.into())
         }
     }
@@ -127,5 +169,38 @@ mod tests {
         connect(&address, Duration::ZERO).unwrap();
         drop(second);
         assert!(!dir.path().join("s").exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notes");
+        fs::write(&path, "notes").unwrap();
+        let error = Listener::bind(&Address::Unix(path.clone())).expect_err("it is no socket");
+        assert!(error.to_string().contains("no socket"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "notes");
+    }
+
+    #[test]
+    fn a_server_leaves_the_socket_of_its_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let address = Address::Unix(path.clone());
+        let first = Listener::bind(&address).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = Listener::bind(&address).unwrap();
+        drop(first);
+        connect(&address, Duration::ZERO).unwrap();
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn an_end_that_is_gone_is_noticed() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = Listener::bind(&Address::Tcp(any)).unwrap();
+        let client = connect(&listener.address, Duration::from_secs(9)).unwrap();
+        assert!(sockopt::socket_keepalive(&client).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&client).unwrap(), IDLE);
     }
 }

@@ -7,39 +7,32 @@
 //! ```
 //!
 //! With keys, a TCP connection waits in the lobby (`lobby.rs`) until its client has shown one that is trusted.
-//!
-//! A client that does not read its answers is not read either, so its requests wait in its own
-//! kernel. A connection holds at most [`INPUT_BYTES_MAX`] and a little over [`OUTPUT_BYTES_MAX`].
 
-use crate::address::{Address, Listener};
-use crate::framed::{Framed, Took, Way};
+use crate::address::{Address, Listener, set_up};
+use crate::connection::Connection;
+use crate::framed::Way;
 use crate::lobby::Lobby;
-use crate::wire::{self, FrameError, Reply};
+use crate::wire::Reply;
 use plover_fabric::Keys;
-use plover_fabric::keys::PublicKey;
-use plover_types::Index;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
+use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with};
 use std::collections::BTreeMap;
-use std::io;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::debug;
+use tracing::{debug, warn};
 
-/// Unread input at which a connection's socket is left alone, except that one frame always fits.
-const INPUT_BYTES_MAX: usize = 256 << 10;
-/// Unsent output at which a connection's requests wait.
-pub(crate) const OUTPUT_BYTES_MAX: usize = 1 << 20;
 /// Connections at a time. Further ones are turned away.
 const CONNECTIONS_MAX: usize = 4096;
 /// A client whose key is trusted no more loses its connection after so long at the latest.
 const TRUST_EVERY: Duration = Duration::from_secs(1);
 /// While connections wait for their handshake, the server looks after them so often.
 const LOBBY_EVERY: Duration = Duration::from_millis(100);
+/// If the kernel has no room for another connection, the next one is accepted after so long.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Names a connection; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,121 +43,15 @@ const LISTENER: u64 = u64::MAX;
 /// Epoll's name for descriptors that only end the server's sleep.
 const WAKER: u64 = u64::MAX - 1;
 
-/// A client that reads the log.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tail {
-    /// The next entry to send.
-    pub next: Index,
-    /// Whether the client wants future entries as well.
-    pub follow: bool,
-}
-
-/// A remote client.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    framed: Framed,
-    /// The key that the client has shown, on a connection under TLS.
-    key: Option<PublicKey>,
-    interest: EventFlags,
-    pub tail: Option<Tail>,
-    /// The connection closes once its output is sent: the client has ended it, or has sent something
-    /// that is no request.
-    closing: bool,
-    broken: bool,
-}
-
-impl Connection {
-    fn new(way: Way, key: Option<PublicKey>) -> Self {
-        Self {
-            framed: Framed::new(way),
-            key,
-            interest: EventFlags::IN,
-            tail: None,
-            closing: false,
-            broken: false,
-        }
-    }
-
-    /// The next whole frame, unless the client has to read answers first; [`Self::done`] says that
-    /// it has been dealt with.
-    pub fn frame(&self) -> Result<Option<&[u8]>, FrameError> {
-        if self.is_full() {
-            return Ok(None);
-        }
-        if wire::is_client_hello(self.framed.unread()) {
-            return Err(FrameError::Tls);
-        }
-        self.framed.frame()
-    }
-
-    /// The frame of `bytes` has been dealt with.
-    pub fn done(&mut self, bytes: usize) {
-        self.framed.done(bytes);
-    }
-
-    /// Queues a reply.
-    pub fn reply(&mut self, reply: &Reply<'_>) {
-        self.framed.put(reply);
-    }
-
-    /// Whether its client has to read answers before it gets more.
-    pub fn is_full(&self) -> bool {
-        self.framed.unsent() > OUTPUT_BYTES_MAX
-    }
-
-    /// Sends what waits, then closes.
-    pub fn close(&mut self) {
-        self.closing = true;
-    }
-
-    fn read(&mut self) {
-        while !self.closing && self.has_room() {
-            match self.framed.read() {
-                Ok(Took::End) => self.closing = true,
-                Ok(Took::All) => return,
-                Ok(Took::Some) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => {
-                    self.broken = true;
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Whether more may be read. One whole frame fits, however long it says it is.
-    fn has_room(&self) -> bool {
-        let unread = self.framed.unread();
-        let first = unread.first_chunk::<4>();
-        let frame = first.map_or(0, |length| u32::from_le_bytes(*length) as usize + 8);
-        unread.len() < INPUT_BYTES_MAX.max(frame.min(wire::FRAME_BYTES_MAX + 8))
-    }
-
-    /// Sends as much as the socket takes.
-    pub fn write(&mut self) {
-        self.broken |= self.framed.write().is_err();
-    }
-
-    fn is_over(&self) -> bool {
-        self.broken || (self.closing && self.framed.is_sent())
-    }
-
-    fn wanted(&self) -> EventFlags {
-        let mut wanted = EventFlags::empty();
-        wanted.set(
-            EventFlags::IN,
-            self.has_room() && !self.closing && !self.is_full(),
-        );
-        wanted.set(EventFlags::OUT, !self.framed.is_sent());
-        wanted
-    }
-}
-
 /// All remote clients, and the other descriptors that end the server's sleep.
 #[derive(Debug)]
 pub(crate) struct Clients {
     pub epoll: OwnedFd,
     listener: Option<Listener>,
+    /// Until then the listener is not watched.
+    paused_until: Option<Instant>,
+    /// The log says that clients wait for want of room. Cleared when none waits.
+    has_warned: bool,
     /// With keys: the clients that have not shown theirs.
     lobby: Option<Lobby>,
     /// The time of the last look at the connections' keys.
@@ -183,6 +70,8 @@ impl Clients {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             listener: None,
+            paused_until: None,
+            has_warned: false,
             lobby: None,
             trusted_at: Instant::now(),
             connections: BTreeMap::new(),
@@ -257,7 +146,13 @@ impl Clients {
         for _ in 0..64 {
             let (socket, from) = match acceptfrom_with(&listener.socket, flags) {
                 Ok(accepted) => accepted,
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => {
+                    self.has_warned = false;
+                    return;
+                }
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    return self.pause(error);
+                }
                 Err(error) => return debug!(%error, "accept failed"),
             };
             if self.count >= CONNECTIONS_MAX {
@@ -265,8 +160,7 @@ impl Clients {
                 continue;
             }
             if matches!(listener.address, Address::Tcp(_)) {
-                // Failing costs latency only.
-                let _ = sockopt::set_tcp_nodelay(&socket, true);
+                set_up(&socket);
             }
             let data = EventData::new_u64(self.next);
             if let Err(error) = epoll::add(&self.epoll, &socket, data, EventFlags::IN) {
@@ -288,9 +182,37 @@ impl Clients {
         }
     }
 
-    /// Ends handshakes that take too long, and connections whose keys are trusted no more.
+    /// The kernel has no room for another connection. Epoll would show those that wait again and again, so the listener
+    /// is not watched for a while.
+    fn pause(&mut self, error: Errno) {
+        if !std::mem::replace(&mut self.has_warned, true) {
+            warn!(
+                "no further client is let in ({error}): raise the limit of open files (LimitNOFILE= of the service), or \
+                 end some of the {} connections",
+                self.count
+            );
+        }
+        self.watch_listener(EventFlags::empty());
+        self.paused_until = Some(Instant::now() + PAUSE);
+    }
+
+    fn watch_listener(&self, wanted: EventFlags) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let data = EventData::new_u64(LISTENER);
+        if let Err(error) = epoll::modify(&self.epoll, &listener.socket, data, wanted) {
+            debug!(%error, "the clients' socket cannot be watched otherwise");
+        }
+    }
+
+    /// Ends handshakes that take too long, connections whose keys are trusted no more, and a pause of the listener.
     pub fn expire(&mut self) {
-        let (now, Some(lobby)) = (Instant::now(), &mut self.lobby) else {
+        let now = Instant::now();
+        if self.paused_until.take_if(|until| *until <= now).is_some() {
+            self.watch_listener(EventFlags::IN);
+        }
+        let Some(lobby) = &mut self.lobby else {
             return;
         };
         lobby.expire(now);
@@ -306,12 +228,14 @@ impl Clients {
 
     /// How long the server may sleep before [`Self::expire`].
     pub fn patience(&self) -> Option<Duration> {
-        let lobby = self.lobby.as_ref()?;
-        match (lobby.is_empty(), self.count) {
+        let pause = self.paused_until.map(|_| PAUSE);
+        let lobby = self.lobby.as_ref();
+        let lobby = lobby.and_then(|lobby| match (lobby.is_empty(), self.count) {
             (false, _) => Some(LOBBY_EVERY),
             (true, 0) => None,
             (true, _) => Some(TRUST_EVERY),
-        }
+        });
+        pause.into_iter().chain(lobby).min()
     }
 
     /// Whether the client of `connection` may change the group.
@@ -388,4 +312,28 @@ impl Clients {
 fn host_of(from: Option<SocketAddrAny>) -> String {
     let from = from.and_then(|it| SocketAddr::try_from(it).ok());
     from.map_or_else(|| "an unknown host".into(), |it| it.ip().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_listener_without_room_rests_and_is_watched_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let mut clients = Clients::new().unwrap();
+        let listener = Listener::bind(&Address::Unix(path.clone())).unwrap();
+        clients.listen(listener, None).unwrap();
+        clients.pause(Errno::MFILE);
+        let _client = UnixStream::connect(&path).unwrap();
+        clients.progress();
+        assert_eq!(clients.count, 0);
+        assert_eq!(clients.patience(), Some(PAUSE));
+        std::thread::sleep(PAUSE);
+        clients.expire();
+        clients.progress();
+        assert_eq!((clients.count, clients.patience()), (1, None));
+    }
 }

@@ -20,7 +20,7 @@ pub(crate) enum Envelope<'a> {
 }
 
 /// Names a request of a session, so that repeating it is harmless.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct SessionRequest {
     /// Random; drawn by the session's owner.
     pub session: u64,

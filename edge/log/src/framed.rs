@@ -85,10 +85,15 @@ impl Framed {
         self.taken += bytes;
     }
 
-    /// Gives back the room of frames that have been dealt with.
+    /// Gives back the room of frames that have been dealt with, and of output that is sent. Less of the output waits then
+    /// than was sent since it was last moved, so moving it costs little.
     pub fn tidy(&mut self) {
         self.input.drain(..self.taken);
         self.taken = 0;
+        if self.sent > self.unsent() {
+            self.output.drain(..self.sent);
+            self.sent = 0;
+        }
     }
 
     /// Reads once.
@@ -154,5 +159,31 @@ impl Framed {
         self.output.clear();
         self.sent = 0;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn output_that_is_sent_takes_no_room_while_more_waits() {
+        const WAITING: usize = 1 << 20;
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut framed = Framed::new(Way::Plain(ours.into()));
+        let mut part = vec![0; 64 << 10];
+        // The other side reads, and never so much that nothing waits.
+        for _ in 0..200 {
+            while framed.unsent() < WAITING {
+                framed.put(&[7u8; 32]);
+            }
+            framed.write().unwrap();
+            theirs.read_exact(&mut part).unwrap();
+            framed.tidy();
+            assert!(framed.output.len() <= 2 * WAITING + 64);
+        }
     }
 }

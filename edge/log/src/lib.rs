@@ -89,6 +89,7 @@ mod address;
 mod append;
 mod clients;
 mod config;
+mod connection;
 mod embedded;
 mod envelope;
 mod error;
@@ -96,6 +97,7 @@ mod framed;
 #[doc(hidden)]
 pub mod fuzz;
 mod handover;
+mod link;
 mod lobby;
 mod machine;
 mod mail;

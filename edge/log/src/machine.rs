@@ -9,11 +9,12 @@ use plover_types::Viewstamp;
 /// finds replicas that answer differently ([`Config::check_outputs`](crate::Config)).
 pub trait StateMachine {
     /// Applies one committed entry: on every replica, in order, once. `answer` is empty; what is
-    /// appended to it goes to the proposer.
+    /// appended to it goes to the proposer. It has at most 16 MiB: a longer one is left out, and the
+    /// proposer gets an empty answer.
     fn apply(&mut self, at: Viewstamp, entry: &[u8], answer: &mut Vec<u8>);
 
     /// Appends the whole state to `out`. It is written to disk before the log is trimmed, and
-    /// sent to a replica that is too far behind for the log.
+    /// sent to a replica that is too far behind for the log. Such a replica takes at most 1 GiB.
     fn snapshot(&self, out: &mut Vec<u8>);
 
     /// Becomes what [`snapshot`](Self::snapshot) wrote, or with `None` the state before the first

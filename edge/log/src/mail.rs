@@ -9,7 +9,8 @@
 //!      restored; continues with the log from there
 //! ```
 //!
-//! Mail may be lost: the receiver asks for it again.
+//! Mail may be lost: the receiver asks for it again. It keeps the parts that it has: if the sender only paused, the rest of
+//! them follows, and if the sender begins anew, it does so with the first part.
 
 use crate::outputs::Piece;
 use plover_types::{Index, Micros, ReplicaId};
@@ -19,9 +20,11 @@ use std::collections::BTreeMap;
 /// Bytes of state in one record.
 const PART_BYTES: usize = 64 << 10;
 /// The largest state that is taken over.
-const STATE_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const STATE_BYTES_MAX: u64 = 1 << 30;
 /// After this time without a part the replica asks again, perhaps another peer.
 const ASK_EVERY: Micros = Micros::from_ms(300);
+/// After a state that was too large, the next one is made after this time: making one takes long.
+const REFUSE_FOR: Micros = Micros::from_ms(60_000);
 
 /// One record on the bulk lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,40 +58,54 @@ struct Sending {
 
 /// Snapshots on their way out.
 #[derive(Debug, Default)]
-pub(crate) struct Outgoing(BTreeMap<ReplicaId, Sending>);
+pub(crate) struct Outgoing {
+    sending: BTreeMap<ReplicaId, Sending>,
+    /// The last state was too large: until then no other one is made.
+    refused_until: Micros,
+}
 
 impl Outgoing {
     /// Begins to send a snapshot to `peer`, unless a new enough one is on its way.
+    ///
+    /// # Errors
+    /// The size of a snapshot that is too large.
     pub fn begin(
         &mut self,
+        now: Micros,
         peer: ReplicaId,
         least: Index,
         snapshot: impl FnOnce() -> (Index, Vec<u8>),
-    ) {
-        let under_way = self.0.get(&peer);
-        if under_way.is_none_or(|it| it.applied < least) {
-            let (applied, bytes) = snapshot();
-            let sending = Sending {
-                applied,
-                bytes,
-                next: 0,
-            };
-            self.0.insert(peer, sending);
+    ) -> Result<(), usize> {
+        let under_way = self.sending.get(&peer);
+        if under_way.is_some_and(|it| it.applied >= least) || now < self.refused_until {
+            return Ok(());
         }
+        let (applied, bytes) = snapshot();
+        if bytes.len() as u64 > STATE_BYTES_MAX {
+            self.refused_until = now + REFUSE_FOR;
+            return Err(bytes.len());
+        }
+        let sending = Sending {
+            applied,
+            bytes,
+            next: 0,
+        };
+        self.sending.insert(peer, sending);
+        Ok(())
     }
 
     /// Drops the snapshot on its way to `peer`: the link was lost.
     pub fn forget(&mut self, peer: ReplicaId) {
-        self.0.remove(&peer);
+        self.sending.remove(&peer);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.sending.is_empty()
     }
 
     /// Sends further parts. `send` returns whether the ring took the record.
     pub fn advance(&mut self, mut send: impl FnMut(ReplicaId, &Mail) -> bool) {
-        self.0.retain(|&peer, sending| {
+        self.sending.retain(|&peer, sending| {
             while sending.next < sending.bytes.len() {
                 let end = (sending.next + PART_BYTES).min(sending.bytes.len());
                 let part = Mail::Part {
@@ -118,8 +135,6 @@ pub(crate) struct Incoming {
 impl Incoming {
     /// This replica has asked a peer.
     pub fn asked(&mut self, now: Micros) {
-        self.from = None;
-        self.bytes.clear();
         self.ask_at = now + ASK_EVERY;
     }
 
@@ -154,38 +169,60 @@ mod tests {
     const A: ReplicaId = ReplicaId(0);
     const B: ReplicaId = ReplicaId(1);
 
-    /// Sends a snapshot through a ring that takes `room` records at a time; parts for which
-    /// `lost` is true do not arrive.
-    fn carry(bytes: &[u8], room: usize, lost: impl Fn(usize) -> bool) -> Option<Vec<u8>> {
-        let mut outgoing = Outgoing::default();
-        let mut incoming = Incoming::default();
-        outgoing.begin(B, Index(1), || (Index(9), bytes.to_vec()));
-        outgoing.begin(B, Index(9), || panic!("one that will do is on its way"));
+    /// Passes on what `outgoing` sends through a ring that takes `room` records; parts for which `lost` is true do not
+    /// arrive. Returns the state once it is whole.
+    fn carry(
+        outgoing: &mut Outgoing,
+        incoming: &mut Incoming,
+        room: usize,
+        mut lost: impl FnMut() -> bool,
+    ) -> Option<Vec<u8>> {
+        let (mut left, mut result) = (room, None);
+        outgoing.advance(|to, mail| {
+            assert_eq!(to, B);
+            if left == 0 {
+                return false;
+            }
+            left -= 1;
+            let Mail::Part {
+                applied,
+                total,
+                offset,
+                bytes,
+            } = mail
+            else {
+                panic!("{mail:?}");
+            };
+            if !lost() {
+                let whole = incoming.part(Micros(1), (A, *applied), (*total, *offset), bytes);
+                result = result.take().or(whole.map(<[u8]>::to_vec));
+            }
+            true
+        });
+        result
+    }
+
+    fn begin(outgoing: &mut Outgoing, bytes: &[u8]) {
+        let snapshot = || (Index(9), bytes.to_vec());
+        assert_eq!(outgoing.begin(Micros(1), B, Index(1), snapshot), Ok(()));
+        let again = outgoing.begin(Micros(1), B, Index(9), || {
+            panic!("one that will do is on its way")
+        });
+        assert_eq!(again, Ok(()));
+    }
+
+    /// Sends a snapshot through a ring that takes `room` records at a time. The part of the number `lost`, counted from 1,
+    /// does not arrive.
+    fn send(bytes: &[u8], room: usize, lost: usize) -> Option<Vec<u8>> {
+        let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
+        begin(&mut outgoing, bytes);
         let (mut result, mut number) = (None, 0);
         while !outgoing.is_empty() {
-            let mut left = room;
-            outgoing.advance(|to, mail| {
-                assert_eq!(to, B);
-                if left == 0 {
-                    return false;
-                }
-                left -= 1;
+            let whole = carry(&mut outgoing, &mut incoming, room, || {
                 number += 1;
-                let Mail::Part {
-                    applied,
-                    total,
-                    offset,
-                    bytes,
-                } = mail
-                else {
-                    panic!("{mail:?}");
-                };
-                if !lost(number) {
-                    let whole = incoming.part(Micros(1), (A, *applied), (*total, *offset), bytes);
-                    result = result.take().or(whole.map(<[u8]>::to_vec));
-                }
-                true
+                number == lost
             });
+            result = result.or(whole);
         }
         result
     }
@@ -194,10 +231,41 @@ mod tests {
     fn a_snapshot_arrives_whole_or_not_at_all() {
         let bytes: Vec<u8> = (0..5 * PART_BYTES + 77).map(|at| at as u8).collect();
         for room in 1..7 {
-            assert_eq!(carry(&bytes, room, |_| false).as_ref(), Some(&bytes));
-            assert_eq!(carry(&bytes, room, |number| number == 3), None);
+            assert_eq!(send(&bytes, room, 0).as_ref(), Some(&bytes));
+            assert_eq!(send(&bytes, room, 3), None);
         }
-        assert_eq!(carry(&bytes[..1], 1, |_| false), Some(vec![0]));
+        assert_eq!(send(&bytes[..1], 1, 0), Some(vec![0]));
+    }
+
+    /// The sender stood still for so long that the receiver has asked again.
+    #[test]
+    fn a_pause_wastes_no_part() {
+        let bytes = vec![7; 4 * PART_BYTES];
+        let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
+        begin(&mut outgoing, &bytes);
+        assert_eq!(carry(&mut outgoing, &mut incoming, 2, || false), None);
+        incoming.asked(incoming.ask_at);
+        let again = outgoing.begin(incoming.ask_at, B, Index(1), || panic!("it is on its way"));
+        assert_eq!(again, Ok(()));
+        let whole = carry(&mut outgoing, &mut incoming, 2, || false);
+        assert_eq!(whole, Some(bytes));
+        assert!(outgoing.is_empty());
+    }
+
+    #[test]
+    fn a_state_that_is_too_large_is_refused_and_not_made_again_at_once() {
+        let bytes = STATE_BYTES_MAX as usize + 1;
+        let mut outgoing = Outgoing::default();
+        // The kernel gives no memory for zeros that nobody touches.
+        let large = || (Index(9), vec![0; bytes]);
+        assert_eq!(outgoing.begin(Micros(1), B, Index(1), large), Err(bytes));
+        let soon = outgoing.begin(Micros(2), B, Index(1), || panic!("it was made again"));
+        assert_eq!(soon, Ok(()));
+        assert!(outgoing.is_empty());
+        let later = Micros(1) + REFUSE_FOR;
+        let small = || (Index(9), vec![0]);
+        assert_eq!(outgoing.begin(later, B, Index(1), small), Ok(()));
+        assert!(!outgoing.is_empty());
     }
 
     #[test]

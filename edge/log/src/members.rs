@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 /// A learner may vote when it lacks at most this many entries: a busy leader sends them in a
 /// fraction of a round trip, so that the group hardly waits.
 const CAUGHT_UP: u64 = 256;
-/// How often the client hears how far a learner has come.
+/// How often the client hears how far a learner has come, while it comes further.
 const REPORT_EVERY: Micros = Micros::from_ms(500);
 /// How long the link of a removed replica stays, so that it learns of its removal.
 const FAREWELL: Micros = Micros::from_ms(1000);
@@ -94,6 +94,8 @@ pub(crate) struct Change {
     /// A step was proposed and is not committed yet.
     proposed: Option<Group>,
     report_at: Micros,
+    /// The entries that the newcomer held by the last report.
+    reported: Option<u64>,
 }
 
 impl<M: StateMachine> Server<M> {
@@ -111,6 +113,7 @@ impl<M: StateMachine> Server<M> {
             // Its client has asked again, on another connection.
             Some(change) if change.wanted == wanted => {
                 change.connection = connection;
+                change.reported = None;
                 return None;
             }
             Some(change) if self.clients.has(change.connection) => {
@@ -144,6 +147,7 @@ impl<M: StateMachine> Server<M> {
             wanted,
             proposed: None,
             report_at: Micros::ZERO,
+            reported: None,
         });
         None
     }
@@ -203,6 +207,8 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
+    /// Tells the client how far the newcomer has come. Each report gives the client new patience, so there is none while the
+    /// newcomer comes no further.
     fn report_progress(
         &self,
         change: &mut Change,
@@ -210,10 +216,11 @@ impl<M: StateMachine> Server<M> {
         last: u64,
     ) -> Option<Reply<'static>> {
         let now = self.now();
-        if now < change.report_at {
+        if now < change.report_at || change.reported.is_some_and(|it| matched <= it) {
             return None;
         }
         change.report_at = now + REPORT_EVERY;
+        change.reported = Some(matched);
         let text = match matched {
             0 => "waiting for the newcomer to be reached and to answer".into(),
             _ => format!("the newcomer holds {matched} of {last} entries"),

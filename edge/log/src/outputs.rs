@@ -97,7 +97,8 @@ pub(crate) struct OutputCheck {
 struct Compared {
     /// The newest pieces by their number.
     pieces: BTreeMap<u64, Reports>,
-    reported_by: ReplicaSet,
+    /// As [`Verdict::compared`].
+    by: ReplicaSet,
     agreed: u64,
     diverged: Option<Divergence>,
     used: u64,
@@ -126,8 +127,9 @@ pub struct Verdict {
     /// Two or more replicas reported the same up to here, bytes. Never past the first piece that
     /// differs.
     pub agreed: u64,
-    /// The replicas that have reported anything.
-    pub reported_by: ReplicaSet,
+    /// The replicas that were compared up to there; once some have diverged, all that were compared since. Only one is
+    /// named before two have reported the same piece.
+    pub compared: ReplicaSet,
     /// The replicas that have sent something else, and from where on. Stays until the stream is
     /// forgotten.
     pub diverged: Option<Divergence>,
@@ -155,7 +157,6 @@ impl OutputCheck {
 
 impl Compared {
     fn report(&mut self, replica: ReplicaId, piece: Piece) {
-        self.reported_by.insert(replica);
         let oldest = self.pieces.keys().next();
         if self.pieces.len() >= PIECES_KEPT && oldest.is_some_and(|it| piece.number < *it) {
             return;
@@ -164,25 +165,39 @@ impl Compared {
         reports.end = piece.end;
         // A restarted replica reports again what it has sent before; its last report counts.
         reports.hashes.insert(replica, piece.hash);
-        let (odd, count, end) = (reports.odd_ones(), reports.hashes.len(), reports.end);
-        self.judge(piece.number, odd, count, end);
+        let by = ReplicaSet::of(reports.hashes.keys().copied());
+        let (odd, end) = (reports.odd_ones(), reports.end);
+        self.judge(piece.number, odd, by, end);
         while self.pieces.len() > PIECES_KEPT {
             self.pieces.pop_first();
         }
     }
 
-    fn judge(&mut self, number: u64, odd: ReplicaSet, count: usize, end: u64) {
-        if odd.is_empty() {
-            if count > 1 {
-                self.agreed = self.agreed.max(end);
+    /// Of the replicas `by` that have reported the piece `number`, which ends at `end`, those in `odd` differ.
+    fn judge(&mut self, number: u64, odd: ReplicaSet, by: ReplicaSet, end: u64) {
+        if by.len() < 2 {
+            if self.by.len() < 2 {
+                self.by = by;
             }
+            return;
+        }
+        if self.diverged.is_none() && odd.is_empty() {
+            // A replica that was compared only further back may have sent anything since.
+            if end >= self.agreed {
+                (self.agreed, self.by) = (end, by);
+            }
+            return;
+        }
+        self.by.0 |= by.0;
+        if odd.is_empty() {
+            self.agreed = self.agreed.max(end);
             return;
         }
         match &mut self.diverged {
             // A replica that has diverged stays so. A second one may diverge only now, but with
             // two reports that differ there is no telling which of them is wrong.
             Some(known) if known.piece < number => {
-                if count > 2 {
+                if by.len() > 2 {
                     known.replicas.0 |= odd.0;
                 }
             }
@@ -196,11 +211,14 @@ impl Compared {
     }
 
     fn verdict(&self, stream: u64) -> Verdict {
-        let same = self.diverged.map_or(u64::MAX, |it| it.piece * PIECE_BYTES);
+        // A replica may have reported any number.
+        let same = self
+            .diverged
+            .map_or(u64::MAX, |it| it.piece.saturating_mul(PIECE_BYTES));
         Verdict {
             stream,
             agreed: self.agreed.min(same),
-            reported_by: self.reported_by,
+            compared: self.by,
             diverged: self.diverged,
         }
     }
@@ -323,6 +341,44 @@ mod tests {
         assert_eq!(verdict(&check).agreed, 0, "too long ago");
         check.report(R[1], *reports.last().unwrap());
         assert_eq!(verdict(&check).agreed, sent.len() as u64);
+    }
+
+    #[test]
+    fn only_the_replicas_that_were_compared_that_far_are_named() {
+        let sent = vec![3; PIECE_BYTES as usize * 10];
+        let reports = pieces(&sent, PIECE_BYTES as usize);
+        let mut check = OutputCheck::default();
+        for piece in &reports {
+            check.report(R[0], *piece);
+        }
+        assert!(verdict(&check).compared.len() < 2, "one alone");
+        check.report(R[2], reports[0]);
+        assert_eq!(verdict(&check).compared, ReplicaSet::of([R[0], R[2]]));
+        for piece in &reports {
+            check.report(R[1], *piece);
+        }
+        let found = verdict(&check);
+        assert_eq!(found.agreed, sent.len() as u64);
+        assert_eq!(found.compared, ReplicaSet::of([R[0], R[1]]));
+        check.report(R[2], reports[9]);
+        assert_eq!(verdict(&check).compared, ReplicaSet::of(R));
+    }
+
+    #[test]
+    fn any_number_of_a_piece_is_taken() {
+        let mut check = OutputCheck::default();
+        for (replica, hash) in [(R[0], 1), (R[1], 2)] {
+            let (stream, number, end) = (7, u64::MAX, u64::MAX);
+            let piece = Piece {
+                stream,
+                number,
+                end,
+                hash,
+            };
+            check.report(replica, piece);
+        }
+        let diverged = verdict(&check).diverged.expect("they differ");
+        assert_eq!(diverged.piece, u64::MAX);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! append they go to one server only. `keys` are those of the client, for a replica that speaks TLS with its clients.
 
 use crate::address::Address;
-use crate::remote::{Link, RemoteError, refused};
+use crate::link::{Link, refused};
+use crate::remote::RemoteError;
 use crate::wire::{Reply, Request, StatusReport};
 use plover_fabric::Keys;
 use plover_types::{Index, Viewstamp};
@@ -46,7 +47,7 @@ pub enum TailEvent<'a> {
 }
 
 /// Reads the committed entries after `since` from the replica at `address`, and with `follow`
-/// those to come, until `each` breaks.
+/// those to come, until `each` breaks. Without `follow`, a replica that says nothing for a while ends it.
 pub fn tail(
     address: &Address,
     keys: Option<&Arc<Keys>>,
@@ -56,7 +57,9 @@ pub fn tail(
 ) -> Result<(), RemoteError> {
     let mut link = Link::ask(address, keys, &Request::Tail { since, follow })?;
     loop {
-        let event = match link.receive(None)? {
+        // The next entry may come in a year.
+        let until = (!follow).then(|| Instant::now() + PATIENCE);
+        let event = match link.receive(until)? {
             Reply::Entry { at, bytes } => TailEvent::Entry { at, bytes },
             Reply::Trimmed { base } => TailEvent::Trimmed(base),
             Reply::End => return Ok(()),

@@ -1,5 +1,5 @@
-//! A client in another process. It follows the leader, and repeats requests without having them applied
-//! twice.
+//! A client in another process. It follows the leader, and repeats requests without having them in the
+//! log twice.
 //!
 //! ```text
 //!   request ─► some replica ──► Appended
@@ -9,34 +9,28 @@
 //!
 //! Every append belongs to the client's session, whose name is drawn at random, and has a number.
 //! The replicas remember a session's last number and answer, so a request that is repeated after a
-//! lost reply is answered and not applied again.
+//! lost reply is answered and not appended again (`pending.rs`).
 
-use crate::address::{self, Address};
-use crate::framed::{Framed, Took, Way};
+use crate::address::Address;
+use crate::link::{Link, TRY_FOR, refused};
 pub use crate::questions::{TailEvent, begin, status, tail};
-use crate::wire::{self, FrameError, MemberChange, Refusal, Reply, Request};
-use plover_fabric::{ClientLine, Keys};
-use plover_types::Viewstamp;
-use rustix::net::sockopt;
+use crate::server::{ENTRY_OVERHEAD_MAX, MESSAGE_BYTES_MAX};
+use crate::wire::{FrameError, MemberChange, PAYLOAD_BYTES_MAX, Refusal, Reply, Request};
+use plover_fabric::Keys;
+use plover_types::{ReplicaId, Viewstamp};
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long one connection attempt may take, and one reply, before another replica is tried.
-/// Longer than an election takes, so that the client does not leave a replica that is being elected.
-const TRY_FOR: Duration = Duration::from_millis(700);
 /// The pause after every address was tried in vain.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a request of a remote client failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// No replica answered in time, or none led. An entry may be in the log or not, or come into it later.
-    #[error(
-        "no answer from {tried} within {patience:?}: {last}; a majority of the replicas has to run, in \
-         a new group all of them"
-    )]
+    /// No replica answered in time, or none led, or the leader is out of reach. An entry may be in the log or not, or come
+    /// into it later.
+    #[error("no answer from {tried} within {patience:?}: {last}; {advice}")]
     TimedOut {
         /// The addresses that were tried.
         tried: String,
@@ -44,6 +38,31 @@ pub enum RemoteError {
         patience: Duration,
         /// The last thing that went wrong.
         last: String,
+        /// What to do.
+        advice: String,
+    },
+    /// The newcomer did not come further within the client's patience: start it, or remove it.
+    #[error(
+        "{id} has come no further within {patience:?} ({last}): it may stay a learner, which does not vote. Start it at its \
+         address with --join and give the command again, or give it up with `plover log member remove {}`", id.0
+    )]
+    NoProgress {
+        /// The newcomer.
+        id: ReplicaId,
+        /// The client's patience.
+        patience: Duration,
+        /// How far it has come.
+        last: String,
+    },
+    /// Another replica leads: ask it.
+    #[error("{address} says that {leader} leads{}", place(at.as_deref()))]
+    Elsewhere {
+        /// The server that was asked.
+        address: Address,
+        /// The leader.
+        leader: ReplicaId,
+        /// Where the leader serves clients, if clients of all hosts reach that.
+        at: Option<String>,
     },
     /// Split the entry.
     #[error("an entry of {bytes} bytes was not appended: the largest has {max}, split it")]
@@ -95,144 +114,8 @@ pub enum RemoteError {
     },
 }
 
-/// One connection.
-#[derive(Debug)]
-pub(crate) struct Link {
-    address: Address,
-    framed: Framed,
-    /// Bytes of the last reply.
-    last: usize,
-}
-
-impl Link {
-    fn open(address: &Address, keys: Option<&Arc<Keys>>) -> Result<Self, RemoteError> {
-        let unreachable = |source| RemoteError::Unreachable {
-            address: address.clone(),
-            source,
-        };
-        let socket = address::connect(address, TRY_FOR).map_err(unreachable)?;
-        let way = match (address, keys) {
-            (Address::Tcp(_), Some(keys)) => {
-                let line = ClientLine::to_replica(TcpStream::from(socket), keys, TRY_FOR);
-                Way::Tls(Box::new(line.map_err(|error| lost(address, error))?))
-            }
-            _ => Way::Plain(socket),
-        };
-        Ok(Self {
-            address: address.clone(),
-            framed: Framed::new(way),
-            last: 0,
-        })
-    }
-
-    /// Connects, and sends `request`.
-    pub fn ask(
-        address: &Address,
-        keys: Option<&Arc<Keys>>,
-        request: &Request<'_>,
-    ) -> Result<Self, RemoteError> {
-        let mut link = Self::open(address, keys)?;
-        link.send(request)?;
-        Ok(link)
-    }
-
-    fn send(&mut self, request: &Request<'_>) -> Result<(), RemoteError> {
-        self.framed.put(request);
-        // One that stands still takes nothing once the buffers are full.
-        let limit =
-            sockopt::set_socket_timeout(&self.framed, sockopt::Timeout::Send, Some(TRY_FOR));
-        let written = limit
-            .map_err(io::Error::from)
-            .and_then(|()| self.framed.write());
-        written.map_err(|error| lost(&self.address, error))
-    }
-
-    /// Waits for the next reply, until `until` if that is given.
-    pub fn receive(&mut self, until: Option<Instant>) -> Result<Reply<'_>, RemoteError> {
-        self.framed.done(std::mem::take(&mut self.last));
-        self.framed.tidy();
-        while self.frame()?.is_none() {
-            self.read(until)?;
-        }
-        self.last = self.frame()?.map_or(0, <[u8]>::len);
-        let frame = &self.framed.unread()[..self.last];
-        wire::take(frame).map_err(|source| self.damaged(source))
-    }
-
-    fn frame(&self) -> Result<Option<&[u8]>, RemoteError> {
-        self.framed.frame().map_err(|source| self.damaged(source))
-    }
-
-    fn read(&mut self, until: Option<Instant>) -> Result<(), RemoteError> {
-        let read = self.wait_at_most(until).and_then(|()| self.framed.read());
-        let error = match read {
-            Ok(Took::End) if wire::is_alert(self.framed.unread()) => {
-                let why = "it speaks TLS with its clients: give --key and --trust";
-                io::Error::new(io::ErrorKind::PermissionDenied, why)
-            }
-            Ok(Took::End) => io::ErrorKind::ConnectionReset.into(),
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                io::ErrorKind::TimedOut.into()
-            }
-            Err(error) => error,
-        };
-        Err(lost(&self.address, error))
-    }
-
-    /// Lets the next read take until `until` at most.
-    fn wait_at_most(&self, until: Option<Instant>) -> io::Result<()> {
-        let Some(until) = until else {
-            return Ok(());
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        // A timeout of zero would mean none.
-        let left = Some(left.max(Duration::from_millis(1)));
-        Ok(sockopt::set_socket_timeout(
-            &self.framed,
-            sockopt::Timeout::Recv,
-            left,
-        )?)
-    }
-
-    fn damaged(&self, source: FrameError) -> RemoteError {
-        RemoteError::Protocol {
-            address: self.address.clone(),
-            source,
-        }
-    }
-}
-
-/// A connection to `address` could not be made, or has ended.
-fn lost(address: &Address, error: io::Error) -> RemoteError {
-    let address = address.clone();
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => RemoteError::Untrusted {
-            address,
-            why: error.to_string(),
-        },
-        _ => RemoteError::Unreachable {
-            address,
-            source: error,
-        },
-    }
-}
-
-/// `reply` of the server at `address` does not grant the request.
-pub(crate) fn refused(address: &Address, reply: &Reply<'_>) -> RemoteError {
-    let why = match reply {
-        Reply::Failed(why) => why.clone(),
-        Reply::Elsewhere { leader, .. } => match leader {
-            Some(leader) => format!("{leader} leads"),
-            None => "no replica leads".into(),
-        },
-        other => format!("unexpected {other:?}"),
-    };
-    let address = address.clone();
-    RemoteError::Refused { address, why }
+fn place(address: Option<&str>) -> String {
+    address.map_or_else(String::new, |it| format!(", at {it}"))
 }
 
 /// A remote client with a session of its own.
@@ -284,6 +167,12 @@ impl Remote {
     ///
     /// After [`RemoteError::TimedOut`] the entry may still take effect, later as well.
     pub fn call(&mut self, entry: &[u8], answer: &mut Vec<u8>) -> Result<Viewstamp, RemoteError> {
+        // No frame holds it, and no replica would take it.
+        if entry.len() > PAYLOAD_BYTES_MAX {
+            let max = (MESSAGE_BYTES_MAX - ENTRY_OVERHEAD_MAX) as u64;
+            let bytes = entry.len();
+            return Err(RemoteError::TooLarge { bytes, max });
+        }
         self.number += 1;
         let request = Request::Append {
             number: self.number,
@@ -308,22 +197,36 @@ impl Remote {
     }
 
     /// Asks the leader to change the group, and tells `progress` how far it is. Repeats the request
-    /// until it is done, which is harmless: a change that is already made succeeds.
+    /// until it is done, which is harmless: a change that is already made succeeds. Gives up after its patience
+    /// without progress.
     pub fn change_members(
         &mut self,
         change: &MemberChange,
         mut progress: impl FnMut(&str),
     ) -> Result<String, RemoteError> {
         let request = Request::Member(change.clone());
+        let mut told = None;
         let done = self.until_done(&request, self.patience, |reply| match reply {
             Reply::Progress(text) => {
                 progress(text);
+                told = Some(text.clone());
                 None
             }
             Reply::Done(text) => Some(Ok(text.clone())),
             Reply::Failed(why) => Some(Err(why.clone())),
             _ => None,
-        })?;
+        });
+        let done = match (done, change, told) {
+            (
+                Err(RemoteError::TimedOut { patience, .. }),
+                MemberChange::Add { id, .. },
+                Some(last),
+            ) => {
+                let id = *id;
+                return Err(RemoteError::NoProgress { id, patience, last });
+            }
+            (done, ..) => done?,
+        };
         let address = self.targets[self.next].clone();
         done.map_err(|why| RemoteError::Refused { address, why })
     }
@@ -338,6 +241,7 @@ impl Remote {
     ) -> Result<T, RemoteError> {
         let mut until = Instant::now() + self.patience;
         let mut untrusted = 0;
+        let mut leader = None;
         loop {
             let next = self.next;
             let failed = match self.attempt(request, wait, &mut until, &mut answer) {
@@ -353,12 +257,30 @@ impl Remote {
             if untrusted == self.targets.len() {
                 return Err(failed);
             }
+            leader = match &failed {
+                // With its address this client would ask it next.
+                RemoteError::Elsewhere {
+                    leader, at: None, ..
+                } => Some(*leader),
+                // Silence says nothing about the leader.
+                RemoteError::Unreachable { .. } => leader,
+                _ => None,
+            };
             if Instant::now() + PAUSE >= until {
                 let tried: Vec<_> = self.targets.iter().map(Address::to_string).collect();
+                let advice = match leader {
+                    Some(leader) => {
+                        format!("give --to the address at which {leader} serves clients")
+                    }
+                    None => {
+                        "a majority of the replicas has to run, in a new group all of them".into()
+                    }
+                };
                 return Err(RemoteError::TimedOut {
                     tried: tried.join(", "),
                     patience: self.patience,
                     last: failed.to_string(),
+                    advice,
                 });
             }
             // No other replica was named: the next target, after a pause.
@@ -411,5 +333,43 @@ impl Remote {
         if place.is_none() {
             self.targets.push(address);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framed::{Framed, Took, Way};
+    use std::net::{SocketAddr, TcpListener};
+
+    #[test]
+    fn an_entry_that_fits_no_frame_is_too_large() {
+        let mut client = Remote::new(vec![Address::Unix("/nowhere".into())], Duration::ZERO);
+        let error = client.append(&vec![0; 18 << 20]).unwrap_err();
+        assert!(matches!(error, RemoteError::TooLarge { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_leader_that_is_out_of_reach_is_named() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = TcpListener::bind(any).unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        // It answers each request alike, for as long as the test runs.
+        std::thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut framed = Framed::new(Way::Plain(socket.unwrap().into()));
+                while framed.frame().unwrap().is_none() && framed.read().unwrap() != Took::End {}
+                framed.put(&Reply::Elsewhere {
+                    number: 1,
+                    leader: Some(ReplicaId(4)),
+                    address: None,
+                });
+                framed.write().unwrap();
+            }
+        });
+        let mut client = Remote::new(vec![address], Duration::from_millis(500));
+        let error = client.append(b"x").unwrap_err().to_string();
+        assert!(error.contains("at which r4 serves clients"), "{error}");
+        assert!(!error.contains("majority"), "{error}");
     }
 }

@@ -4,16 +4,22 @@
 use crate::envelope::{Envelope, SessionRequest};
 use crate::members::Group;
 use crate::outputs::{OutputCheck, OutputHash, Piece, Verdict, make_room};
+use crate::wire::PAYLOAD_BYTES_MAX;
 use crate::{Error, StateMachine};
 use plover_types::{View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 use serde_bytes::Bytes;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// Sessions that are remembered: those used last. A request that is repeated after this many
-/// other sessions have been used is applied twice. At a thousand new sessions a second that
-/// takes four seconds, longer than clients repeat.
+/// other sessions have been used is in the log, and applied, twice. With a thousand new sessions a
+/// second that takes four seconds, so a client that repeats for longer has no promise then. All replicas
+/// of a group have to forget the same sessions, hence the number stays from release to release.
 const SESSIONS_MAX: usize = 4096;
+
+/// No log gets so long. A state that claims more would let the count of entries overflow.
+const INDEX_MAX: u64 = 1 << 56;
 
 /// The stream of answers to proposers without a session.
 const NO_SESSION: u64 = 0;
@@ -89,7 +95,7 @@ impl<M: StateMachine> Replicated<M> {
         self.answer.clear();
         match Envelope::take(payload) {
             Some(Envelope::Plain(bytes)) => {
-                self.machine.apply(at, bytes, &mut self.answer);
+                answer(&mut self.machine, at, bytes, &mut self.answer);
                 if self.check_outputs {
                     let (answered, pieces) = (&mut self.history.answered, &mut self.pieces);
                     answered.record(NO_SESSION, &self.answer, pieces);
@@ -118,8 +124,7 @@ impl<M: StateMachine> Replicated<M> {
         session.used = at.index.0;
         let is_new = session.at == Viewstamp::default();
         if is_new || request.number > session.number {
-            session.answer.clear();
-            self.machine.apply(at, bytes, &mut session.answer);
+            answer(&mut self.machine, at, bytes, &mut session.answer);
             (session.number, session.at) = (request.number, at);
             if self.check_outputs {
                 let pieces = &mut self.pieces;
@@ -129,6 +134,16 @@ impl<M: StateMachine> Replicated<M> {
             return Err(Error::Stale);
         }
         Ok((session.at, &session.answer))
+    }
+
+    /// The answer to a request of a session that is applied, or its refusal; `None` for a request that is new here.
+    pub fn answered(&self, request: SessionRequest) -> Option<Applied<'_>> {
+        let session = self.history.sessions.get(&request.session)?;
+        match request.number.cmp(&session.number) {
+            Ordering::Less => Some(Err(Error::Stale)),
+            Ordering::Equal => Some(Ok((session.at, session.answer.as_slice()))),
+            Ordering::Greater => None,
+        }
     }
 
     pub fn verdicts(&self) -> Vec<Verdict> {
@@ -161,6 +176,9 @@ impl<M: StateMachine> Replicated<M> {
         if applied.view < generation {
             return Ok(None);
         }
+        if applied.index.0 > INDEX_MAX {
+            return malformed(format!("it reflects entry {}", applied.index));
+        }
         let restored = self.machine.restore(Some(machine));
         restored.map_err(RestoreError::Machine)?;
         self.applied = applied;
@@ -176,6 +194,21 @@ impl<M: StateMachine> Replicated<M> {
         self.history = History::default();
         self.pieces.clear();
         Ok(())
+    }
+}
+
+/// Applies `entry` to `machine`, whose answer takes the place of what `answer` held. An answer that fits no frame is left
+/// out, on all replicas alike.
+fn answer<M: StateMachine>(machine: &mut M, at: Viewstamp, entry: &[u8], answer: &mut Vec<u8>) {
+    answer.clear();
+    machine.apply(at, entry, answer);
+    if answer.len() > PAYLOAD_BYTES_MAX {
+        tracing::error!(
+            %at, bytes = answer.len(),
+            "the state machine's answer exceeds {PAYLOAD_BYTES_MAX} bytes, so its proposer gets an empty one: let the \
+             state machine give shorter answers"
+        );
+        *answer = Vec::new();
     }
 }
 
@@ -232,6 +265,15 @@ mod tests {
                 .apply(at(2), &request(5, 1))
                 .map(|(at, it)| (at, it.to_vec()));
             assert_eq!(first, again, "also after a snapshot");
+            let answered = |number| {
+                let request = SessionRequest { session: 5, number };
+                state
+                    .answered(request)
+                    .map(|it| it.map(|(at, it)| (at, it.to_vec())))
+            };
+            assert_eq!(answered(0), Some(Err(Error::Stale)));
+            assert_eq!(answered(1).as_ref(), Some(&first), "without an entry");
+            assert_eq!(answered(2), None);
             assert_eq!(state.machine.0, 1);
             assert_eq!(state.apply(at(3), &request(5, 0)), Err(Error::Stale));
             state.apply(at(4), &request(5, 7)).unwrap();
@@ -331,5 +373,37 @@ mod tests {
             assert!(state.restore(&good[..cut], View::NONE).is_err());
         }
         assert!(state.restore(&good, View::NONE).is_ok());
+        state.applied = at(u64::MAX);
+        let too_far = state.snapshot();
+        assert!(state.restore(&too_far, View::NONE).is_err());
+    }
+
+    /// Answers with more than a frame holds.
+    struct Talker;
+
+    impl StateMachine for Talker {
+        fn apply(&mut self, _at: Viewstamp, entry: &[u8], answer: &mut Vec<u8>) {
+            answer.resize(PAYLOAD_BYTES_MAX + entry.len(), 1);
+        }
+        fn snapshot(&self, _out: &mut Vec<u8>) {}
+        fn restore(&mut self, _snapshot: Option<&[u8]>) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_answer_that_fits_no_frame_is_left_out() {
+        for (entry, bytes) in [(&b""[..], PAYLOAD_BYTES_MAX), (&b"x"[..], 0)] {
+            let mut state = Replicated::new(Talker, Group::default(), false);
+            let once = SessionRequest {
+                session: 1,
+                number: 1,
+            };
+            for envelope in [Envelope::Plain(entry), Envelope::Session(once, entry)] {
+                let payload = envelope.put(Vec::new());
+                let (_, answer) = state.apply(at(1), &payload).unwrap();
+                assert_eq!(answer.len(), bytes);
+            }
+        }
     }
 }

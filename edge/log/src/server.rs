@@ -15,14 +15,14 @@
 use crate::address::{Address, Listener};
 use crate::append::{Submitted, Ticket};
 use crate::clients::{Clients, ConnectionId};
-use crate::envelope::{ENVELOPE_BYTES_MAX, Envelope, SessionRequest};
+use crate::envelope::ENVELOPE_BYTES_MAX;
 use crate::mail::{Incoming, Outgoing};
 use crate::members::Change;
 use crate::pending::{Origin, Proposals};
 use crate::replicated::{Replicated, RestoreError};
 use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
-use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
+use apus::{Apus, Command, Event, Start};
 use plover_fabric::{Attached, BoxedFabric, FabricEvent, Keys, Lane};
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
@@ -36,11 +36,11 @@ use std::time::{Duration, Instant};
 
 /// The largest message between replicas, even if the fabric carries larger ones: an eighth of a
 /// ring of the default size, so that a full window never overflows it.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// An upper bound of the bytes that a message and an entry in it add to the application's bytes. It is
 /// generous: the core makes the exact check.
-const ENTRY_OVERHEAD_MAX: usize = 192 + ENVELOPE_BYTES_MAX;
+pub(crate) const ENTRY_OVERHEAD_MAX: usize = 192 + ENVELOPE_BYTES_MAX;
 
 /// One replica of a log.
 pub struct Server<M> {
@@ -302,51 +302,6 @@ impl<M: StateMachine> Server<M> {
         }
         self.happened = happened;
         Ok(())
-    }
-
-    /// Proposes an entry of the application for `origin`, which is told when it is committed.
-    pub(crate) fn propose(
-        &mut self,
-        session: Option<SessionRequest>,
-        bytes: &[u8],
-        origin: Origin,
-    ) -> Result<(), Error> {
-        if bytes.len() > self.entry_bytes_max {
-            return Err(Error::TooLarge {
-                bytes: bytes.len(),
-                max: self.entry_bytes_max,
-            });
-        }
-        let buffer = self.core.buffer(bytes.len() + ENVELOPE_BYTES_MAX);
-        let entry = match session {
-            None => Envelope::Plain(bytes),
-            Some(request) => Envelope::Session(request, bytes),
-        };
-        self.propose_payload(entry.put(buffer), origin)
-    }
-
-    pub(crate) fn propose_payload(
-        &mut self,
-        payload: Vec<u8>,
-        origin: Origin,
-    ) -> Result<(), Error> {
-        let now = self.now();
-        let proposed = self.core.propose(now, EntryKind::App, payload);
-        match proposed {
-            Ok(at) => {
-                self.proposals.push(at, origin);
-                Ok(())
-            }
-            Err(ProposeError::LogFull) => Err(Error::Full),
-            Err(ProposeError::NotLeader) => Err(Error::NotLeader {
-                leader: self.core.status().leader,
-            }),
-            Err(ProposeError::TooLarge(bytes)) => Err(Error::TooLarge {
-                bytes,
-                max: self.entry_bytes_max,
-            }),
-            Err(ProposeError::Members(error)) => unreachable!("no group was proposed: {error}"),
-        }
     }
 
     /// Proposes an entry without waiting. [`turn`](Self::turn) drives it, and

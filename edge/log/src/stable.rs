@@ -163,7 +163,7 @@ impl Stable {
         if reflects(snapshots.durable) {
             store.trim(base);
         } else if reflects(applied) && snapshots.writing.is_none() {
-            snapshots.begin(applied, snapshot());
+            snapshots.begin(applied, snapshot())?;
         }
         Ok(())
     }
@@ -222,8 +222,9 @@ impl Snapshots {
         }
     }
 
-    /// Writes in a thread of its own: a large state takes longer than a heartbeat may be late.
-    fn begin(&mut self, applied: Viewstamp, state: Vec<u8>) {
+    /// Writes in a thread of its own: a large state takes longer than a heartbeat may be late. Without a thread the
+    /// snapshot has failed.
+    fn begin(&mut self, applied: Viewstamp, state: Vec<u8>) -> Result<(), ServerError> {
         let path = self.path.clone();
         let write = move || {
             let new = path.with_extension("new");
@@ -235,7 +236,9 @@ impl Snapshots {
             File::open(path.parent().unwrap_or(&path))?.sync_all()?;
             Ok(applied)
         };
-        self.writing = Some(std::thread::spawn(write));
+        let spawned = std::thread::Builder::new().spawn(write);
+        self.writing = Some(spawned.map_err(|error| self.failed("begin to write", &error))?);
+        Ok(())
     }
 
     fn finish_if_done(&mut self) -> Result<(), ServerError> {

@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 /// The largest body of a frame, bytes. Larger than the largest entry by far more than what a
 /// message adds.
 pub(crate) const FRAME_BYTES_MAX: usize = 17 << 20;
+/// The largest entry, and the largest answer, that certainly fit a frame.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 const HEADER_BYTES: usize = 8;
 
 /// Why bytes are not a frame. The connection ends.

@@ -2,9 +2,9 @@
 
 use super::{MemberCommand, One, Targets};
 use anyhow::Context;
-use plover_log::Remote;
 use plover_log::remote::{self, TailEvent};
 use plover_log::wire::{MemberChange, StatusReport};
+use plover_log::{Remote, Verdict};
 use plover_types::{Index, ReplicaId, ReplicaSet};
 use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;
@@ -173,38 +173,49 @@ fn describe(report: &StatusReport, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// Succeeds if two replicas or more were compared, and none differs.
 pub fn check(to: &One) -> anyhow::Result<ExitCode> {
     let report = to.status()?;
     let mut out = io::stdout();
-    if report.outputs.is_empty() {
+    let is_compared = report.outputs.iter().any(|it| it.compared.len() > 1);
+    if !is_compared {
         writeln!(
             out,
             "nothing was compared yet: replicas that run with --check-outputs compare what they \
              answer to one client every 1500 bytes, which is 188 entries (`plover log append -`)"
         )?;
     }
-    let mut same = true;
     for verdict in &report.outputs {
-        let name = format!("stream {:016x}", verdict.stream);
-        let by = verdict.reported_by;
-        match verdict.diverged {
-            None => writeln!(out, "{name}: {by} agree up to {} bytes", verdict.agreed)?,
-            Some(diverged) => {
-                same = false;
-                writeln!(
-                    out,
-                    "{name}: {} differ from the others of {by} in piece {}, after {} bytes that \
-                     agree",
-                    diverged.replicas, diverged.piece, verdict.agreed
-                )?;
-            }
-        }
+        writeln!(out, "{}", sentence(verdict, report.voters))?;
     }
-    Ok(if same {
+    let same = report.outputs.iter().all(|it| it.diverged.is_none());
+    Ok(if is_compared && same {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The verdict on one stream in words.
+fn sentence(verdict: &Verdict, voters: ReplicaSet) -> String {
+    let name = format!("stream {:016x}", verdict.stream);
+    let by = verdict.compared;
+    let end = verdict.agreed;
+    if let Some(diverged) = verdict.diverged {
+        return format!(
+            "{name}: {} differ from the others of {by} in piece {}, after {end} bytes that agree",
+            diverged.replicas, diverged.piece
+        );
+    }
+    if by.len() < 2 {
+        return format!("{name}: only {by} has reported");
+    }
+    let rest = ReplicaSet(voters.0 & !by.0);
+    if rest.is_empty() {
+        format!("{name}: {by} agree up to {end} bytes")
+    } else {
+        format!("{name}: {by} agree up to {end} bytes; not compared that far: {rest}")
+    }
 }
 
 pub fn member(change: MemberCommand) -> anyhow::Result<ExitCode> {
@@ -231,4 +242,40 @@ pub fn begin(to: &One) -> anyhow::Result<ExitCode> {
     let done = remote::begin(&to.address, to.keys.load()?.as_ref())?;
     writeln!(io::stdout(), "{done}")?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_log::Divergence;
+
+    #[test]
+    fn a_verdict_names_those_that_were_compared() {
+        let all = ReplicaSet(0b111);
+        let verdict = |compared: u16, diverged| Verdict {
+            stream: 7,
+            agreed: 3000,
+            compared: ReplicaSet(compared),
+            diverged,
+        };
+        let diverged = Divergence {
+            piece: 2,
+            replicas: ReplicaSet(0b100),
+        };
+        for (verdict, words) in [
+            (verdict(0b111, None), "{r0,r1,r2} agree up to 3000 bytes"),
+            (
+                verdict(0b011, None),
+                "{r0,r1} agree up to 3000 bytes; not compared that far: {r2}",
+            ),
+            (verdict(0b001, None), "only {r0} has reported"),
+            (
+                verdict(0b111, Some(diverged)),
+                "{r2} differ from the others of {r0,r1,r2} in piece 2, after 3000 bytes that agree",
+            ),
+        ] {
+            let expected = format!("stream 0000000000000007: {words}");
+            assert_eq!(sentence(&verdict, all), expected);
+        }
+    }
 }

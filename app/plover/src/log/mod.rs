@@ -28,7 +28,7 @@ pub enum LogCommand {
     /// Run one replica of a log until SIGTERM or Ctrl-C; its log goes to the error output.
     #[command(
         after_help = "Example:\n  plover log serve --id 0 --peer 0=192.0.2.10:7000 --peer 1=192.0.2.11:7000 \
-                      --peer 2=192.0.2.12:7000 --client-listen 127.0.0.1:7100 --key /etc/plover/log.key \
+                      --peer 2=192.0.2.12:7000 --client-listen 192.0.2.10:7100 --key /etc/plover/log.key \
                       --trust /etc/plover/log.trust"
     )]
     Serve(ServeOptions),
@@ -71,7 +71,7 @@ pub enum LogCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Check that the replicas give the same answers, per stream; exit with 1 if they do not.
+    /// Check that the replicas give the same answers, per stream; exit with 1 if they do not, or if nothing was compared.
     #[command(after_help = "Example:\n  plover log check --to 192.0.2.10:7100")]
     Check {
         /// The address at which one of the replicas serves clients.
@@ -166,7 +166,8 @@ pub struct ServeOptions {
     /// Give it once for every replica, this one included.
     #[arg(long = "peer", value_name = "ID=ADDRESS", required = true)]
     peers: Vec<Member>,
-    /// The address at which to serve clients: HOST:PORT, or the path of a unix socket.
+    /// The address at which to serve clients: HOST:PORT, or the path of a unix socket. Clients of other hosts find the
+    /// leader only if they reach this address.
     #[arg(long, value_name = "ADDRESS")]
     client_listen: Option<Address>,
     /// Clients have no keys, though this replica has, or they come from other hosts: their connections are neither

@@ -64,7 +64,7 @@ fn report(phase: Phase) -> StatusReport {
         outputs: vec![Verdict {
             stream: 1110,
             agreed: 1111,
-            reported_by: ReplicaSet(0b11),
+            compared: ReplicaSet(0b11),
             diverged: Some(divergence),
         }],
     }

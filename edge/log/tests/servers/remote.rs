@@ -2,11 +2,13 @@
 
 use crate::{PATIENCE, Running, patient, servers};
 use plover_log::remote::{self, TailEvent};
+use plover_log::wire::MemberChange;
 use plover_log::{Address, Remote, RemoteError};
-use plover_types::Index;
+use plover_types::{Index, ReplicaId};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 fn group(size: usize) -> (Vec<Running>, Vec<Address>) {
     let servers = servers(size, |config| {
@@ -97,7 +99,7 @@ fn the_log_is_read_from_every_replica_also_while_it_grows() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_read() {
+fn a_slow_reader_gets_every_entry_and_holds_nobody_up() {
     let (_running, addresses) = group(1);
     let mut client = Remote::new(addresses.clone(), PATIENCE);
     for _ in 0..40 {
@@ -106,12 +108,12 @@ fn a_client_that_does_not_read_is_not_read() {
     let Address::Tcp(address) = addresses[0] else {
         panic!("a TCP address");
     };
-    // It asks for 20 MB and reads nothing; the others are served meanwhile.
+    // It asks for 20 MB and reads slowly; the others are served meanwhile.
     let reader = std::thread::spawn(move || {
         let mut seen = 0;
         let each = |_: TailEvent<'_>| {
             seen += 1;
-            std::thread::sleep(std::time::Duration::from_millis(3));
+            std::thread::sleep(Duration::from_millis(3));
             ControlFlow::Continue(())
         };
         remote::tail(&Address::Tcp(address), None, Index(0), false, each).unwrap();
@@ -154,7 +156,38 @@ fn too_large_and_nobody_there() {
     drop(running);
     let error = remote::status(&addresses[0], None).unwrap_err().to_string();
     assert!(error.contains("cannot reach"), "{error}");
-    let mut client = Remote::new(addresses, std::time::Duration::from_millis(200));
+    let mut client = Remote::new(addresses, Duration::from_millis(200));
     let error = client.append(&[1]).unwrap_err().to_string();
     assert!(error.contains("majority"), "{error}");
+}
+
+/// No process runs where the newcomer is said to be. The reports of the leader come more often than the client's patience
+/// ends.
+#[test]
+fn a_newcomer_that_never_comes_is_given_up() {
+    let (_running, addresses) = group(1);
+    Remote::new(addresses.clone(), PATIENCE)
+        .append(&[1])
+        .unwrap();
+    let mut client = Remote::new(addresses, Duration::from_millis(1500));
+    let (id, address) = (ReplicaId(3), "127.0.0.1:1".into());
+    let change = MemberChange::Add { id, address };
+    let mut told = Vec::new();
+    let error = client
+        .change_members(&change, |text| told.push(text.to_string()))
+        .unwrap_err();
+    assert!(matches!(error, RemoteError::NoProgress { .. }), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("plover log member remove 3"), "{error}");
+    let waiting = told.iter().filter(|it| it.contains("waiting"));
+    assert_eq!(waiting.count(), 1, "{told:?}");
+}
+
+#[test]
+fn a_reader_of_what_is_there_does_not_wait_for_a_server_that_says_nothing() {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    let each = |_: TailEvent<'_>| ControlFlow::Continue(());
+    let error = remote::tail(&address, None, Index(0), false, each).unwrap_err();
+    assert!(matches!(error, RemoteError::Unreachable { .. }), "{error}");
 }
