@@ -475,8 +475,10 @@ impl Backup {
             source.bytes(),
             image.bytes
         );
-        source.import(path, tell)?;
+        let restored = source.import(path, tell, || progress.check().is_ok());
+        // Ctrl-C reaches `qemu-img` as well.
         progress.check()?;
+        restored?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let owner = std::fs::metadata(folder)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))

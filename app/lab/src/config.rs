@@ -15,11 +15,12 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// The keys that the lab alone decides: a key of a table, or (`None`) the whole table.
-const THE_LABS_OWN: [(&str, Option<&str>); 8] = [
+const THE_LABS_OWN: [(&str, Option<&str>); 9] = [
     ("group", Some("name")),
     ("group", Some("me")),
     ("group", Some("replica")),
     ("group", Some("spare")),
+    ("group", Some("first_leader")),
     ("policy", Some("name")),
     ("disk", None),
     ("net", None),

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Ctrl-], as in `telnet` and `virsh console`.
@@ -30,6 +30,10 @@ const NEXT_LEADER_WITHIN: Duration = Duration::from_secs(60);
 
 /// Without a terminal nothing says when to leave. The console closes after this long a silence.
 const QUIET: Duration = Duration::from_secs(3);
+
+/// How many messages may wait. When more come, their sources wait: so a guest that prints faster than the terminal takes it fills no
+/// memory.
+const MESSAGES_MAX: usize = 64;
 
 #[derive(Debug)]
 enum Message {
@@ -92,7 +96,7 @@ pub fn attach(group: &impl Group) -> Result<()> {
 
 struct Console<'a, G> {
     group: &'a G,
-    sender: Sender<Message>,
+    sender: SyncSender<Message>,
     messages: Receiver<Message>,
     connection: Option<Connection>,
     number: u32,
@@ -107,7 +111,7 @@ struct Connection {
 
 impl<'a, G: Group> Console<'a, G> {
     fn new(group: &'a G) -> Self {
-        let (sender, messages) = channel();
+        let (sender, messages) = sync_channel(MESSAGES_MAX);
         Self {
             group,
             sender,
@@ -175,9 +179,18 @@ impl<'a, G: Group> Console<'a, G> {
 
     fn connect(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
+        let mut refused = None;
         loop {
             let leader = self.leader();
-            let stream = leader.and_then(|id| Some((id, self.group.control(id).console().ok()?)));
+            let opened = leader.map(|id| (id, self.group.control(id).console()));
+            let stream = match opened {
+                Some((id, Ok(stream))) => Some((id, stream)),
+                Some((_, Err(error))) => {
+                    refused = Some(error);
+                    None
+                }
+                None => None,
+            };
             if let Some((replica, stream)) = stream {
                 let mut reader = stream.try_clone().context("cannot read the console")?;
                 self.number += 1;
@@ -194,6 +207,13 @@ impl<'a, G: Group> Console<'a, G> {
             }
             if Instant::now() > deadline {
                 match self.group.look() {
+                    Ok(status) if status.leader().is_some() => {
+                        let why = refused.map_or_else(
+                            || "its leader has just changed".into(),
+                            |it| it.to_string(),
+                        );
+                        bail!("the guest's console cannot be opened: {why}");
+                    }
                     Ok(status) => bail!("no replica leads, so there is no console:\n{status}"),
                     Err(why) => bail!("{why}"),
                 }
@@ -203,7 +223,7 @@ impl<'a, G: Group> Console<'a, G> {
     }
 }
 
-fn read_input(terminal: bool, typed: &Sender<Message>) {
+fn read_input(terminal: bool, typed: &SyncSender<Message>) {
     let mut input = std::io::stdin().lock();
     let mut bytes = [0; 1024];
     while let Ok(got @ 1..) = input.read(&mut bytes) {

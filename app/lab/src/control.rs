@@ -5,6 +5,7 @@
 
 use crate::process::Process;
 use plover_node::newest::DiskCopy;
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
@@ -51,6 +52,13 @@ pub enum ControlError {
     /// The daemon refused, and said why.
     #[error("the replica refused: {0}")]
     Refused(String),
+}
+
+impl ControlError {
+    /// Whether there is no socket: the daemon has ended in order, or never ran. One that has crashed leaves its own.
+    pub fn has_no_socket(&self) -> bool {
+        matches!(self, Self::Absent { source, .. } if source.kind() == ErrorKind::NotFound)
+    }
 }
 
 /// The advice behind an error that reached no daemon.
@@ -244,7 +252,9 @@ fn read_line(stream: &mut UnixStream, deadline: Instant) -> io::Result<String> {
             return Err(ErrorKind::TimedOut.into());
         }
         stream.set_read_timeout(Some(left))?;
-        let (there, _) = recv(&*stream, &mut part, RecvFlags::PEEK)?;
+        // A signal must not part an order from its answer: who has a handler for it looks at its flag afterwards.
+        let peeked = retry_on_intr(|| recv(&*stream, &mut part[..], RecvFlags::PEEK));
+        let (there, _) = peeked?;
         if there == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }

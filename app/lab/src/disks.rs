@@ -72,11 +72,9 @@ pub fn check(images: &[DiskImage], scratch: &Path) -> Result<()> {
 
 /// Makes the files of [`places`].
 pub fn prepare(images: &[DiskImage], dir: &LabDir, id: u8, progress: &Progress) -> Result<()> {
-    let place = dir.disks();
     for (i, disk) in images.iter().enumerate() {
         let (image, content) = (&disk.path, id == 0 || disk.read_only);
-        std::fs::create_dir_all(&place)
-            .with_context(|| format!("cannot create {}", place.display()))?;
+        dir.create_disks()?;
         let to = dir.disk(id, i);
         let made = match Source::look(image)? {
             Some(source) => import(&source, image, &to, content, progress),
@@ -107,12 +105,15 @@ fn import(
     }
     let image = image.display();
     progress.say(format!("importing {image}"));
-    source.import(to, |percent| {
+    let tell = |percent| {
         if percent % 20 == 0 {
             progress.say(format!("{image}: {percent}%"));
         }
-    })?;
-    Ok(())
+    };
+    let imported = source.import(to, tell, || progress.check().is_ok());
+    // Ctrl-C reaches `qemu-img` as well.
+    progress.check()?;
+    Ok(imported?)
 }
 
 /// Makes `to` as large as `from`, and with its content if asked to.

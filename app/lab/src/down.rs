@@ -27,7 +27,7 @@ const PROGRAMS: [&str; 2] = ["plover", "qemu"];
 /// Takes a lab down. Returns whether there was anything of it.
 pub fn down(name: &LabName) -> Result<bool> {
     let dir = LabDir::of(name);
-    let there_was = dir.exists() || Topology::exists(name.as_str());
+    let there_was = dir.exists() || dir.disks().exists() || Topology::exists(name.as_str());
     stop_builder(&dir);
     // A command that restarts a daemon meanwhile would leave it behind. No command holds the lock for
     // long; if we cannot get it all the same, taking the lab down matters more.
@@ -48,7 +48,8 @@ pub(crate) fn down_locked(dir: &LabDir, _lock: LabLock) -> Result<()> {
 
 /// The names of all labs of which anything exists.
 pub fn all() -> Vec<LabName> {
-    let names: BTreeSet<LabName> = LabDir::all().into_iter().chain(net::labs()).collect();
+    let names = LabDir::all().into_iter().chain(LabDir::all_disks());
+    let names: BTreeSet<LabName> = names.chain(net::labs()).collect();
     names.into_iter().collect()
 }
 

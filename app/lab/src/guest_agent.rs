@@ -1,6 +1,6 @@
 //! Requests to the agent in the guest (QEMU's guest agent). Whichever replica leads gives them to its guest.
 
-use crate::control::Control;
+use crate::control::{Control, ControlError};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -63,11 +63,16 @@ impl<'a> Frozen<'a> {
     /// # Errors
     /// There is no agent, it refuses, or the guest has no file system that can be frozen.
     pub fn begin(control: &'a Control, for_s: u64) -> Result<Self> {
-        let count = freeze(control, for_s).context("cannot freeze the guest's file systems")?;
-        let frozen = Self {
+        let mut frozen = Self {
             control,
             is_thawed: false,
         };
+        let count = freeze(control, for_s).inspect_err(|error| {
+            // An order that was not refused may still be carried out.
+            let refused = error.downcast_ref::<ControlError>();
+            frozen.is_thawed = matches!(refused, Some(ControlError::Refused(_)));
+        });
+        let count = count.context("cannot freeze the guest's file systems")?;
         ensure!(
             count > 0,
             "the guest has no file system on a disk that could be frozen: leave --quiesce out"

@@ -159,10 +159,10 @@ impl Lab {
         // The request has no effect until all replicas have heard from each other that none of them
         // holds the guest.
         while self.status().leader().is_none() && Instant::now() < deadline {
-            for id in self.ids() {
-                self.control(id)
+            for member in status.members() {
+                self.control(member.id)
                     .request(&json!({"op": "bootstrap"}))
-                    .context("all replicas must be up to say that none holds the guest's state")?;
+                    .context("all members must be up to say that none holds the guest's state")?;
             }
             progress.sleep(Duration::from_millis(200))?;
         }

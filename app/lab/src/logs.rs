@@ -83,7 +83,11 @@ impl Source for ToldLog {
     fn take(&mut self, _all: bool) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         loop {
-            let answer = self.control.request(&self.next)?;
+            let answer = match self.control.request(&self.next) {
+                // Those that it told before are told once, so they are not to be lost. The next call has the error.
+                Err(_) if !lines.is_empty() => return Ok(lines),
+                answer => answer?,
+            };
             self.next = json!({
                 "op": "logs",
                 "of": self.id,

@@ -18,8 +18,8 @@ impl Lab {
         if copies.is_empty() {
             return Ok(());
         }
-        if copies.len() < status.replicas.len() {
-            bail!("all replicas must be up to say who has the newest copy of the guest's disks");
+        if copies.len() < status.members().count() {
+            bail!("all members must be up to say who has the newest copy of the guest's disks");
         }
         let configured = first_leader(&self.read_config(0)?);
         let holder = status.newest_disks_or(configured).context(
@@ -32,7 +32,7 @@ impl Lab {
         progress.say(format!(
             "replica {holder} has the newest disks: it is to boot the guest"
         ));
-        let ids: Vec<u8> = self.ids().collect();
+        let ids: Vec<u8> = status.members().map(|replica| replica.id).collect();
         for id in &ids {
             let mut config = self.read_config(*id)?;
             if let Some(Value::Table(group)) = config.get_mut("group") {
@@ -61,7 +61,7 @@ impl Lab {
 impl GroupStatus {
     /// Each answering replica's copy of the guest's disks.
     fn disk_copies(&self) -> Vec<DiskCopy> {
-        let copies = self.replicas.iter();
+        let copies = self.members();
         copies
             .filter_map(|replica| disk_copy(replica.id, &replica.more))
             .collect()
@@ -82,7 +82,7 @@ impl GroupStatus {
     /// them.
     fn newest_disks_or(&self, preferred: u8) -> Option<u8> {
         let copies = self.disk_copies();
-        if copies.len() < self.replicas.len() {
+        if copies.len() < self.members().count() {
             return None;
         }
         newest::newest(&copies)

@@ -3,7 +3,7 @@
 
 use crate::control::{Control, ControlError};
 use crate::status::{GroupStatus, ReplicaStatus};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -19,6 +19,9 @@ const SWITCHED_WITHIN: Duration = Duration::from_secs(8);
 
 /// How long the replicas may take to carry an order to the guest out. Half a second is the longest slot.
 const CARRIED_OUT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a replica that leaves may be silent before it takes its socket away. It has a guest to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A switchover that was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,13 +188,20 @@ pub fn change_members(
     let own = control.status()?.id;
     control.request(&change.request())?;
     let (begun, mut ordered_at) = (Instant::now(), Instant::now());
-    let mut said = String::new();
+    let (mut said, mut heard_at) = (String::new(), Instant::now());
+    let leaves = change.remove == Some(own);
     while begun.elapsed() < within {
         let status = match GroupStatus::ask(control) {
-            // Its process ends when it has left.
-            Err(_) if change.remove == Some(own) => return Ok(Vec::new()),
-            status => status?,
+            Ok(status) => status,
+            // Its process ends when it has left, and takes its socket away; one that has crashed does not.
+            Err(error) if leaves && error.has_no_socket() => return Ok(Vec::new()),
+            Err(_) if leaves && heard_at.elapsed() < ENDS_WITHIN => {
+                std::thread::sleep(LOOK_OFTEN);
+                continue;
+            }
+            Err(error) => return Err(error).context("whether it is done is not known"),
         };
+        heard_at = Instant::now();
         if let Some(leader) = status.leader() {
             if change.is_done(leader) {
                 return Ok(leader.ids("voters"));

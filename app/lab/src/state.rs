@@ -88,13 +88,12 @@ impl LabDir {
 
     /// The names of all labs on this machine.
     pub fn all() -> Vec<LabName> {
-        let mut names: Vec<LabName> = std::fs::read_dir(ROOT)
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .collect();
-        names.sort();
-        names
+        names_in(ROOT)
+    }
+
+    /// The names of all labs that have disks on this machine. These outlive a reboot, unlike the rest.
+    pub fn all_disks() -> Vec<LabName> {
+        names_in(DISK_ROOT)
     }
 
     /// The lab's name.
@@ -148,6 +147,32 @@ impl LabDir {
                 Err(error).with_context(|| format!("cannot create {}", self.path.display()))
             }
         }
+    }
+
+    /// Creates the directory of its disks, for root's eyes only. Anybody may make files beside it: what is there already must be
+    /// root's.
+    pub fn create_disks(&self) -> Result<()> {
+        let place = self.disks();
+        for path in [Path::new(DISK_ROOT), &place] {
+            match std::fs::DirBuilder::new().mode(0o700).create(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(error).with_context(|| format!("cannot create {}", path.display()));
+                }
+                _ => {}
+            }
+            let found = std::fs::symlink_metadata(path)
+                .with_context(|| format!("cannot look at {}", path.display()))?;
+            let is_ours = found.is_dir()
+                && found.uid() == rustix::process::geteuid().as_raw()
+                && found.mode() & 0o022 == 0;
+            if !is_ours {
+                bail!(
+                    "{} is no directory that only this user can write to: somebody else has made it; remove it",
+                    path.display()
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Locks it against other commands that change the lab, waiting for `patience`.
@@ -242,6 +267,16 @@ impl LabDir {
         };
         anyhow::anyhow!("there is no lab '{}': {hint}", self.name)
     }
+}
+
+fn names_in(root: &str) -> Vec<LabName> {
+    let mut names: Vec<LabName> = std::fs::read_dir(root)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    names.sort();
+    names
 }
 
 /// Held while a command changes a lab. Dropping it, or dying, releases it.

@@ -164,9 +164,23 @@ impl GroupStatus {
         self.replicas.iter().find(|replica| replica.id == id)
     }
 
-    /// Whether every replica answers, and none of them holds the guest's state.
+    /// The replicas that are members, by the word of those that answer; all if none does. A spare host is none, nor is one that
+    /// has left.
+    pub fn members(&self) -> impl Iterator<Item = &ReplicaStatus> {
+        let answering = self.replicas.iter().filter(|replica| replica.answers());
+        let named: Vec<u8> = answering.flat_map(|it| it.ids("members")).collect();
+        let is_member = move |id| named.is_empty() || named.contains(&id);
+        self.replicas.iter().filter(move |it| is_member(it.id))
+    }
+
+    /// Whether the replica with this id has a warm copy of the guest, all of it.
+    pub fn is_warm(&self, id: u8) -> bool {
+        self.replicas.iter().any(|source| source.keeps_warm(id))
+    }
+
+    /// Whether every member answers, and no replica holds the guest's state.
     pub fn guest_is_lost(&self) -> bool {
-        self.replicas.iter().all(ReplicaStatus::answers)
+        self.members().all(ReplicaStatus::answers)
             && !self.replicas.iter().any(ReplicaStatus::holds_state)
     }
 

@@ -246,12 +246,9 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
             let found = format!("it is down: ip link set {tap} up");
             report.add(what, Verdict::Missing, found);
         }
-        Some(_) => match std::fs::read_link(format!("/sys/class/net/{tap}/master")) {
-            Ok(master) => {
-                let bridge = master.file_name().unwrap_or_default().to_string_lossy();
-                report.add(what, Verdict::Good, format!("a port of {bridge}"));
-            }
-            Err(_) => report.add(
+        Some(_) => match bridge_of(tap) {
+            Some(bridge) => report.add(what, Verdict::Good, format!("a port of {bridge}")),
+            None => report.add(
                 what,
                 Verdict::Weak,
                 format!(
@@ -268,8 +265,13 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
         );
     };
     let what = format!("uplink {uplink}");
-    match of_device(uplink, "carrier").as_deref() {
-        Some("1") => report.add(what, Verdict::Good, "it has a carrier"),
+    match (of_device(uplink, "carrier").as_deref(), bridge_of(tap)) {
+        (Some("1"), Some(bridge)) if bridge_of(uplink).as_ref() != Some(&bridge) => report.add(
+            what,
+            Verdict::Weak,
+            format!("it is no port of {bridge}, to which {tap} belongs: make sure that the clients' way leads through it"),
+        ),
+        (Some("1"), _) => report.add(what, Verdict::Good, "it has a carrier"),
         _ if of_device(uplink, "ifindex").is_none() => {
             report.add(
                 what,
@@ -283,6 +285,12 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
             "it has no carrier: see its cable, or `ip link`",
         ),
     }
+}
+
+/// The bridge that a network device is a port of.
+fn bridge_of(device: &str) -> Option<String> {
+    let master = std::fs::read_link(format!("/sys/class/net/{device}/master")).ok()?;
+    Some(master.file_name()?.to_string_lossy().into_owned())
 }
 
 /// A file of a network device in `/sys`.

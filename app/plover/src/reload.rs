@@ -87,7 +87,7 @@ impl fmt::Display for Reloaded {
             writeln!(
                 f,
                 "\nWhat takes effect with all hosts is the same in all their files, and the guest boots anew: change the files, \
-                 `plover shutdown`, stop the services of all hosts, start them, and `plover bootstrap` on that of group.first_leader. Do not start the \
+                 `plover shutdown`, stop the services of all hosts, that of group.first_leader last, start them, and `plover bootstrap` on that host. Do not start the \
                  service of one host again before: its replica would not fit to the others."
             )?;
         }

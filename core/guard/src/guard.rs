@@ -30,25 +30,28 @@ pub struct Guard {
     outputs: VecDeque<Output>,
     next: OutputNo,
     bytes: usize,
+    /// Bytes of slots that have ended and whose outputs have not left.
+    sealed_bytes: usize,
     bytes_max: usize,
 }
 
 impl Guard {
-    /// A guard that asks for a sync once it holds `bytes_max` bytes. At twice that it drops further
-    /// frames, so that memory stays bounded while no sync is possible (no quorum, or `hold` while
+    /// A guard that asks for a sync once it holds `bytes_max` bytes. At twice that, held slots included, it drops
+    /// further frames, so that memory stays bounded while no sync is possible (no quorum, or `hold` while
     /// solo). Losing a frame here is like losing it on a network: the guest sends it again.
     pub fn new(bytes_max: usize) -> Self {
         Self {
             outputs: VecDeque::new(),
             next: OutputNo(0),
             bytes: 0,
+            sealed_bytes: 0,
             bytes_max,
         }
     }
 
     /// Whether [`Self::hold`] would keep a frame.
     pub fn has_room(&self) -> bool {
-        self.bytes < self.bytes_max.saturating_mul(2)
+        self.bytes + self.sealed_bytes < self.bytes_max.saturating_mul(2)
     }
 
     /// Holds a frame that the guest has sent, after it was fed the log up to `follows`. Returns its number, or `None`
@@ -96,13 +99,33 @@ impl Guard {
 
     /// Ends the slot: everything that waits belongs to the syncvm `slot`.
     pub fn seal(&mut self, slot: SyncNo) -> HeldSlot {
-        self.bytes = 0;
+        self.sealed_bytes += std::mem::take(&mut self.bytes);
         HeldSlot::new(slot, std::mem::take(&mut self.outputs).into())
+    }
+
+    /// The outputs of a slot that this guard has sealed. They do not count as such any more.
+    fn unseal(&mut self, held: HeldSlot) -> Vec<Output> {
+        let outputs = held.into_outputs();
+        let bytes: usize = outputs.iter().map(|it| it.frame.0.len()).sum();
+        self.sealed_bytes = self.sealed_bytes.saturating_sub(bytes);
+        outputs
+    }
+
+    /// The state behind these outputs is safe: hands them out for sending.
+    pub fn release(&mut self, held: HeldSlot) -> Vec<Frame> {
+        let outputs = self.unseal(held);
+        outputs.into_iter().map(|output| output.frame).collect()
+    }
+
+    /// The state behind these outputs was replaced, so no client may see them. Returns how many there
+    /// were.
+    pub fn discard(&mut self, held: HeldSlot) -> usize {
+        self.unseal(held).len()
     }
 
     /// The syncvm failed: its outputs wait again, before younger ones.
     pub fn reopen(&mut self, held: HeldSlot) {
-        for output in held.into_outputs().into_iter().rev() {
+        for output in self.unseal(held).into_iter().rev() {
             self.bytes += output.frame.0.len();
             self.outputs.push_front(output);
         }
@@ -187,10 +210,8 @@ mod tests {
         hold(&mut guard, [3]);
         guard.reopen(held);
         assert_eq!(guard.oldest_since(), Some(Micros(1)));
-        assert_eq!(
-            guard.seal(SyncNo(2)).release(),
-            [frame(1), frame(2), frame(3)]
-        );
+        let held = guard.seal(SyncNo(2));
+        assert_eq!(guard.release(held), [frame(1), frame(2), frame(3)]);
         assert!(guard.is_empty());
     }
 
@@ -219,6 +240,27 @@ mod tests {
         );
     }
 
+    /// A sync may take long, and the guest sends meanwhile.
+    #[test]
+    fn the_outputs_of_a_held_slot_take_room_until_they_are_settled() {
+        let mut guard = Guard::new(100);
+        let settle: [fn(&mut Guard, HeldSlot); 2] = [
+            |guard, held| assert_eq!(guard.release(held).len(), 4),
+            |guard, held| assert_eq!(guard.discard(held), 4),
+        ];
+        for settle in settle {
+            assert_eq!(hold(&mut guard, 0..5), 1);
+            let held = guard.seal(SyncNo(1));
+            assert!(!guard.is_full(), "nothing of the next slot waits");
+            assert_eq!(hold(&mut guard, [5]), 1);
+            guard.reopen(held);
+            assert!(guard.is_full() && !guard.has_room());
+            let held = guard.seal(SyncNo(2));
+            settle(&mut guard, held);
+            assert!(guard.has_room() && guard.is_empty());
+        }
+    }
+
     #[test]
     fn a_full_guard_asks_for_a_sync() {
         let mut guard = Guard::new(100);
@@ -244,7 +286,8 @@ mod tests {
         assert_eq!(taken, expected);
         assert!(!guard.is_full());
         assert_eq!(guard.oldest_since(), Some(Micros(1)));
-        assert_eq!(guard.seal(SyncNo(1)).release(), [frame(1)]);
+        let held = guard.seal(SyncNo(1));
+        assert_eq!(guard.release(held), [frame(1)]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The outputs of a slot that has ended.
 
 use crate::guard::Output;
-use plover_types::{Frame, SyncNo};
+use plover_types::SyncNo;
 
 /// The outputs of one slot, after the guest was paused at its end.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl HeldSlot {
         }
     }
 
-    /// The outputs, for a guard that goes on holding them.
+    /// The outputs, for the guard that has sealed them.
     pub(crate) fn into_outputs(mut self) -> Vec<Output> {
         self.settled = true;
         std::mem::take(&mut self.outputs)
@@ -40,18 +40,6 @@ impl HeldSlot {
     /// Whether it holds no frame.
     pub fn is_empty(&self) -> bool {
         self.outputs.is_empty()
-    }
-
-    /// The state behind these outputs is safe: hands them out for sending.
-    pub fn release(self) -> Vec<Frame> {
-        let outputs = self.into_outputs();
-        outputs.into_iter().map(|output| output.frame).collect()
-    }
-
-    /// The state behind these outputs was replaced, so no client may see them. Returns how many there
-    /// were.
-    pub fn discard(self) -> usize {
-        self.into_outputs().len()
     }
 }
 

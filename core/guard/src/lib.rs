@@ -25,7 +25,7 @@
 //! guard.hold(Micros(1), Index(7), Frame(vec![1; 60]));
 //! let held = guard.seal(SyncNo(1));
 //! // The secondary has acknowledged sync 1.
-//! assert_eq!(held.release().len(), 1);
+//! assert_eq!(guard.release(held).len(), 1);
 //! ```
 
 #![forbid(unsafe_code)]

@@ -388,7 +388,7 @@ impl Drop for Replica {
     fn drop(&mut self) {
         if let Phase::Leader(leader) = &mut self.phase {
             if let Some((Some(held), _)) = leader.sync.take().map(LeadSync::into_parts) {
-                held.discard();
+                self.cx.outputs.guard.discard(held);
             }
         }
         self.cx.outputs.guard.discard_all();

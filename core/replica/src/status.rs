@@ -55,7 +55,7 @@ pub struct ReplicaStatus {
     pub warm: Option<WarmStatus>,
     /// Bytes of pages that this replica has sent in copies, to joiners and to keep a witness warm.
     pub copied_bytes: u64,
-    /// The replica whose pages this witness keeps.
+    /// The replica whose pages this witness keeps. That one knows whether it has all of them.
     pub keeps_copy_of: Option<ReplicaId>,
     /// Whether the secondary's guest rests, as its leader decides under a policy that lets it.
     pub rest: Option<RestStatus>,
@@ -87,6 +87,8 @@ pub struct WarmStatus {
     pub peer: ReplicaId,
     /// Whether it takes pages at present.
     pub open: bool,
+    /// Whether it has had all that it keeps, and lacks only what has changed since.
+    pub whole: bool,
     /// Pages that it may hold otherwise than this side, of those that it keeps.
     pub behind: u32,
     /// How many it keeps.
@@ -209,6 +211,7 @@ impl Replica {
         Some(WarmStatus {
             peer: stream.peer,
             open: stream.is_open,
+            whole: matches!(&self.phase, Phase::Secondary(it) if it.warm.is_whole(stream)),
             behind: stream.behind(),
             of: self.cx.config.layout.pages() - stream.keep_from,
         })

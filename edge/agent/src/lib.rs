@@ -18,8 +18,9 @@
 //!     │◄───────────────────────────────────────┤
 //! ```
 //!
-//! The agent keeps no state between requests. It starts with QEMU and ends when the socket closes. It
-//! answers in any program. In one that is no QEMU it says that the calls it needs are missing:
+//! Between requests the agent keeps the places that it was told or has found in this QEMU, and the time by which its guest's clocks are
+//! behind; all of it goes with the process. It starts with QEMU and ends when the socket closes. It answers in any program. In one that
+//! is no QEMU it says that the calls it needs are missing:
 //!
 //! ```
 //! use plover_agent::{AGENT_FD_ENV, AGENT_SO, AGENT_VERSION, HELLO_HAS_YANK, Op, Reply, request};

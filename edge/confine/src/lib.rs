@@ -5,7 +5,7 @@
 //!   replica ── fork ──▶ child ── Confinement::enter ──▶ exec QEMU
 //!                                 1. no capabilities, also for root
 //!                                 2. no new privileges
-//!                                 3. Landlock: the named files only; no TCP; no signals to others
+//!                                 3. Landlock: the named files and sockets only; no TCP; no signals to others
 //!                                 4. seccomp: no sockets to name, no look into other processes
 //! ```
 //!
@@ -14,17 +14,21 @@
 //! network card, disks and console come that way.
 //!
 //! Landlock's rules depend on the kernel: files since Linux 5.13, TCP since 6.7, signals and abstract sockets since
-//! 6.12. A kernel that is built or booted without Landlock does not confine files at all. [`confines_files`] tells.
+//! 6.12, Unix sockets with a path since 7.1. A kernel that is built or booted without Landlock does not confine files at all.
+//! [`confines_files`] tells.
+//!
+//! **Before 7.1 a datagram reaches a socket with a path.** QEMU has a datagram socket for each network card, and the kernel lets
+//! its owner name another recipient in `sendmsg`. The name is in memory, where no filter of system calls sees it.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, Scope,
 };
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::thread::CapabilitySet;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+    SeccompRule, TargetArch, sock_filter,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -33,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The newest rules of Landlock that are used here. An older kernel applies those that it has.
-const NEWEST: ABI = ABI::V6;
+const NEWEST: ABI = ABI::V9;
 
 /// Programs, libraries and their data.
 const SYSTEM: [&str; 3] = ["/usr", "/lib", "/lib64"];
@@ -45,7 +49,7 @@ const DEVICES: [&str; 4] = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/rand
 /// System calls that are refused: each reaches another process, the kernel's keys, or the network, or makes
 /// the kernel do work that this filter does not see.
 const REFUSED: [libc::c_long; 32] = [
-    // Connections come by inheritance. A Unix socket has a path, which Landlock does not cover.
+    // Connections come by inheritance. Landlock covers the path of a Unix socket on new kernels only.
     libc::SYS_socket,
     libc::SYS_connect,
     libc::SYS_bind,
@@ -83,6 +87,9 @@ const REFUSED: [libc::c_long; 32] = [
     libc::SYS_setns,
     libc::SYS_bpf,
 ];
+
+/// System calls of the x32 ABI have this bit in their numbers. No program here is of that ABI.
+const X32: u32 = 1 << 30;
 
 /// Why a program cannot be confined: it must not be started.
 #[derive(Debug, thiserror::Error)]
@@ -166,8 +173,11 @@ impl Confinement {
 }
 
 /// Whether this kernel can confine a program's files.
-pub fn confines_files() -> bool {
-    rules(&Files::default()).is_ok_and(|rules| Option::<OwnedFd>::from(rules).is_some())
+///
+/// # Errors
+/// It has Landlock, and refuses the rules.
+pub fn confines_files() -> Result<bool, ConfineError> {
+    Ok(Option::<OwnedFd>::from(rules(&Files::default())?).is_some())
 }
 
 fn rules(files: &Files) -> Result<RulesetCreated, ConfineError> {
@@ -198,21 +208,53 @@ fn rules(files: &Files) -> Result<RulesetCreated, ConfineError> {
 }
 
 fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+    use SeccompCmpOp::{MaskedEq, Ne};
     let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    // Its own limits it may ask for, which the C library does at the start.
-    let of_others = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0)?;
-    refused.insert(
-        libc::SYS_prlimit64,
-        vec![SeccompRule::new(vec![of_others])?],
-    );
-    SeccompFilter::new(
+    let new_user = libc::CLONE_NEWUSER as u64;
+    for (call, argument, is, value) in [
+        // Its own limits it may ask for, which the C library does at the start.
+        (libc::SYS_prlimit64, 0, Ne, 0),
+        // Only datagrams can be sent to a name; these are the types 2 and 3. Flags are above the lowest four bits.
+        (libc::SYS_socketpair, 1, MaskedEq(0b1110), 0b0010),
+        // In a namespace of users of its own a process may make all other namespaces.
+        (libc::SYS_clone, 0, MaskedEq(new_user), new_user),
+    ] {
+        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)?;
+        refused.insert(call, vec![SeccompRule::new(vec![condition])?]);
+    }
+    let program: BpfProgram = SeccompFilter::new(
         refused,
         SeccompAction::Allow,
         SeccompAction::Errno(libc::EPERM as u32),
         TargetArch::try_from(std::env::consts::ARCH)?,
     )?
-    .try_into()
+    .try_into()?;
+    Ok([&around_it()[..], &program].concat())
+}
+
+/// Comes before the filter, and refuses calls that it would not know. `clone3` has its flags in memory, where no filter sees
+/// them: it is said not to exist, and the C library uses `clone`.
+fn around_it() -> [sock_filter; 5] {
+    let step = |code: u32, jf, k| sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let unless = |test: u32, k| step(libc::BPF_JMP | test | libc::BPF_K, 1, k);
+    let refuse = |error: i32| {
+        let answer = libc::SECCOMP_RET_ERRNO | error as u32;
+        step(libc::BPF_RET | libc::BPF_K, 0, answer)
+    };
+    [
+        // The number of the call, which is the first that a filter is given.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        unless(libc::BPF_JGE, X32),
+        refuse(libc::EPERM),
+        unless(libc::BPF_JEQ, libc::SYS_clone3 as u32),
+        refuse(libc::ENOSYS),
+    ]
 }
 
 /// A program that root starts has all capabilities of the bounding set. Another user's has those that were made ambient.
@@ -220,12 +262,22 @@ fn drop_capabilities() -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
     for capability in CapabilitySet::all().iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // Not root, and no new privileges: there is nothing that the program could get.
+            // Another user's process, or a root without this capability. What follows is enough.
             Err(rustix::io::Errno::PERM) => break,
             // Newer than this kernel.
             Err(rustix::io::Errno::INVAL) | Ok(()) => {}
             Err(error) => return Err(error.into()),
         }
     }
+    // Without new privileges a program gets no capability that its process does not have.
+    let none = CapabilitySet::empty();
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: none,
+            permitted: none,
+            inheritable: none,
+        },
+    )?;
     Ok(())
 }

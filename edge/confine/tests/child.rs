@@ -1,8 +1,13 @@
 //! The bounds of a confined program, tried from inside.
 
 use plover_confine::{Confinement, Files, confines_files};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn run(files: &Files, script: &str) -> Output {
     let mut command = Command::new("/bin/sh");
@@ -17,7 +22,7 @@ fn succeeds(files: &Files, script: &str) -> bool {
 
 #[test]
 fn only_the_named_files_are_reached() {
-    if !confines_files() {
+    if !confines_files().unwrap() {
         eprintln!("skipped: this kernel has no Landlock");
         return;
     }
@@ -50,13 +55,10 @@ fn only_the_named_files_are_reached() {
     ));
 }
 
-#[test]
-fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
+/// The kernel's words about a confined shell that `command` starts.
+fn state_of(mut command: Command) -> String {
     // The shell waits for its input, which comes when its state has been read.
-    let mut command = Command::new("/bin/sh");
-    command
-        .args(["-c", "read line"])
-        .stdin(std::process::Stdio::piped());
+    command.args(["-c", "read line"]).stdin(Stdio::piped());
     Confinement::new(&Files::default())
         .unwrap()
         .apply(&mut command);
@@ -64,8 +66,38 @@ fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     drop(child.stdin.take());
     child.wait().unwrap();
-    for line in ["CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"] {
-        assert!(status.contains(line), "{line}: {status}");
+    status
+}
+
+/// A root that may not change the bounding set, as in some containers.
+fn without_setpcap() -> Command {
+    let mut command = Command::new("/bin/sh");
+    // SAFETY: between fork and exec the closure makes system calls only.
+    unsafe {
+        command.pre_exec(|| {
+            let mut sets = capabilities(None)?;
+            sets.effective.remove(CapabilitySet::SETPCAP);
+            sets.permitted.remove(CapabilitySet::SETPCAP);
+            sets.inheritable.remove(CapabilitySet::SETPCAP);
+            set_capabilities(None, sets).map_err(Into::into)
+        });
+    }
+    command
+}
+
+#[test]
+fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
+    for command in [Command::new("/bin/sh"), without_setpcap()] {
+        let status = state_of(command);
+        for line in [
+            "CapInh:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            assert!(status.contains(line), "{line}: {status}");
+        }
     }
 
     let kill = format!("kill -0 {}", std::process::id());
@@ -84,4 +116,87 @@ fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(said.contains("Operation not permitted"), "{said}");
     }
+}
+
+/// System calls that a filter does not see by their number and arguments.
+#[test]
+fn calls_that_get_around_the_filter_are_refused() {
+    let confinement = Confinement::new(&Files::default()).unwrap();
+    let confined = std::thread::spawn(move || {
+        confinement.enter().unwrap();
+        let call = |number: libc::c_long, arguments: [libc::c_long; 3]| {
+            let [first, second, third] = arguments;
+            let none: libc::c_long = 0;
+            // SAFETY: no argument of these calls is the address of memory that is there. A child that should not be ends.
+            let done = unsafe { libc::syscall(number, first, second, third, none, none) };
+            if done == 0 && number == libc::SYS_clone {
+                // SAFETY: it ends the process, which has run nothing.
+                unsafe { libc::_exit(0) };
+            }
+            io::Error::last_os_error()
+                .raw_os_error()
+                .filter(|_| done < 0)
+        };
+        let new_user = libc::c_long::from(libc::CLONE_NEWUSER | libc::SIGCHLD);
+        let pair = |kind: i32| {
+            [
+                libc::c_long::from(libc::AF_UNIX),
+                libc::c_long::from(kind | libc::SOCK_CLOEXEC),
+                0,
+            ]
+        };
+        [
+            // `getpid` of the x32 ABI.
+            call((1 << 30) | libc::SYS_getpid, [0; 3]),
+            call(libc::SYS_clone, [new_user, 0, 0]),
+            call(libc::SYS_clone3, [0; 3]),
+            call(libc::SYS_socketpair, pair(libc::SOCK_DGRAM)),
+            call(libc::SYS_socketpair, pair(libc::SOCK_RAW)),
+            // Those that are allowed find no memory for their answer.
+            call(libc::SYS_socketpair, pair(libc::SOCK_STREAM)),
+            call(libc::SYS_socketpair, pair(libc::SOCK_SEQPACKET)),
+        ]
+    });
+    let (refused, missing) = (Some(libc::EPERM), Some(libc::ENOSYS));
+    let faulty = Some(libc::EFAULT);
+    assert_eq!(
+        confined.join().unwrap(),
+        [refused, refused, missing, refused, refused, faulty, faulty]
+    );
+}
+
+/// A confined program has an end of a pair of datagram sockets, as QEMU has for a network card, and names another recipient.
+#[test]
+fn a_datagram_reaches_no_named_socket() {
+    // SAFETY: without a ruleset the call takes no memory.
+    let version = unsafe {
+        let nothing = std::ptr::null::<libc::c_void>();
+        libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0, 1)
+    };
+    if version < 9 || !Path::new("/usr/bin/python3").exists() {
+        eprintln!("skipped: it takes Linux 7.1 with Landlock, and python3");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let named = UnixDatagram::bind(&path).unwrap();
+    named.set_nonblocking(true).unwrap();
+    let (ours, theirs) = UnixDatagram::pair().unwrap();
+    let script = format!(
+        "import socket; s = socket.socket(fileno=0); s.send(b'peer'); s.sendto(b'other', '{}')",
+        path.display()
+    );
+    let mut command = Command::new("/usr/bin/python3");
+    command
+        .args(["-I", "-S", "-c", &script])
+        .stdin(OwnedFd::from(theirs));
+    Confinement::new(&Files::default())
+        .unwrap()
+        .apply(&mut command);
+    let done = command.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.contains("Permission denied"), "{said}");
+    let mut bytes = [0; 9];
+    assert_eq!(ours.recv(&mut bytes).unwrap(), 4);
+    assert!(named.recv(&mut bytes).is_err());
 }

@@ -41,7 +41,8 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// The guest cannot write it. It is not synced: all replicas must have the same.
     pub read_only: bool,
-    /// The size it must have, or with `bytes_max` at least. If it does not exist it is made, empty.
+    /// The size that it must have. With `bytes_max` it must have at least that until a guest uses it, and any size from then on.
+    /// If it does not exist it is made, empty.
     pub bytes: Option<u64>,
     /// The size to which it may grow; its blocks are numbered as if it had that already.
     pub bytes_max: Option<u64>,
@@ -249,7 +250,6 @@ impl Disks {
             inner: Arc::clone(inner),
             blocks: self.opened().blocks(life),
             works: works.clone(),
-            kept_in: self.journal.parent().unwrap_or(Path::new(".")).into(),
             ours: Vec::new(),
             theirs: Vec::new(),
         };

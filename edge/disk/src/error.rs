@@ -64,20 +64,20 @@ pub enum DiskError {
     /// The confinement was refused.
     #[error(transparent)]
     Confine(plover_confine::ConfineError),
-    /// `qemu-img` refused an image, or failed.
-    #[error("cannot import the disk image {path}: qemu-img says: {why}")]
+    /// `qemu-img` refused an image, failed, or was ended.
+    #[error("cannot import the disk image {path}: {why}")]
     NotImported {
         /// The image.
         path: PathBuf,
-        /// The error of `qemu-img`.
+        /// The error of `qemu-img`, or how it ended.
         why: String,
     },
     /// `qemu-img` could not write a backup of a disk, or could not read the disk.
-    #[error("cannot write the backup {path}: {}", if why.is_empty() { "qemu-img was ended" } else { why })]
+    #[error("cannot write the backup {path}: {why}")]
     NotExported {
         /// The backup's file.
         path: PathBuf,
-        /// The error of `qemu-img`.
+        /// The error of `qemu-img`, or how it ended.
         why: String,
     },
     /// The image's size is not what it should be.
@@ -102,6 +102,12 @@ pub enum DiskError {
         /// The most.
         max: u64,
     },
+    /// The image holds nothing: it was emptied, or this replica ended while it made it.
+    #[error(
+        "{0} has 0 bytes, not those of a disk: attach the device; or remove the file, and with `size_mib` a new one is made \
+         and filled by the leader"
+    )]
+    Empty(PathBuf),
     /// The image cannot be cut into blocks.
     #[error(
         "{path} has {bytes} bytes, which is no multiple of 4096: 'truncate -s %4096 {path}' makes it one"
@@ -191,6 +197,7 @@ impl DiskError {
                 | Self::NotRaw { .. }
                 | Self::WrongSize { .. }
                 | Self::OverMax { .. }
+                | Self::Empty(_)
                 | Self::Uneven { .. }
                 | Self::InUse(_)
                 | Self::Failed(_)
@@ -201,6 +208,9 @@ impl DiskError {
 /// Advice for a failed file operation.
 pub(crate) fn advice(error: &io::Error) -> &'static str {
     use io::ErrorKind as Kind;
+    if let Some(libc::EMFILE | libc::ENFILE) = error.raw_os_error() {
+        return "too many files are open: raise LimitNOFILE= of the service, or fs.file-max";
+    }
     match error.kind() {
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
             "make room on its file system"
@@ -213,6 +223,9 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
              DeviceAllow= as well)"
         }
         Kind::NotFound | Kind::NotADirectory | Kind::IsADirectory => "correct the path",
+        Kind::OutOfMemory => "make memory free, or raise MemoryMax= of the service",
+        Kind::WouldBlock => "too many processes and threads run: raise TasksMax= of the service",
+        Kind::InvalidInput => "the kernel does not allow it there: its log ('dmesg') may say more",
         _ => "the kernel's log ('dmesg') may say more: mend or replace the disk",
     }
 }
@@ -223,4 +236,26 @@ pub(crate) fn io_error(
 ) -> impl FnOnce(io::Error) -> DiskError + use<> {
     let path = path.to_path_buf();
     move |source| DiskError::Io { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk is to be replaced only where the disk has failed.
+    #[test]
+    fn the_advice_is_about_what_failed() {
+        for (number, words) in [
+            (libc::EIO, "replace the disk"),
+            (libc::ENOSPC, "make room"),
+            (libc::EMFILE, "LimitNOFILE="),
+            (libc::ENFILE, "fs.file-max"),
+            (libc::ENOMEM, "memory"),
+            (libc::EAGAIN, "TasksMax="),
+            (libc::EINVAL, "does not allow"),
+        ] {
+            let said = advice(&io::Error::from_raw_os_error(number));
+            assert!(said.contains(words), "{number}: {said}");
+        }
+    }
 }

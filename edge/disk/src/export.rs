@@ -3,7 +3,7 @@
 //! `qemu-img` does it, confined as in [`crate::import`]: it has the connection and the new file, and nothing else.
 
 use crate::error::{DiskError, io_error};
-use crate::import::{confine, read_progress, said, tool_error};
+use crate::import::{confine, convert, said, tool_error};
 use plover_confine::Files;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -11,17 +11,12 @@ use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::process::Command;
 
 /// The most that a qcow2 image takes of a disk that has no zeroes: its tables name each cluster of 64 KiB with 10 bytes.
 fn image_bytes_max(disk_bytes: u64) -> u64 {
     disk_bytes + disk_bytes / 1024 + (16 << 20)
 }
-
-/// How often the caller is asked whether to go on.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// An image that a new one holds the changes to.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +37,8 @@ pub fn export(
     bytes: u64,
     to: &Path,
     base: Option<Base<'_>>,
-    mut progress: impl FnMut(u8),
-    mut goes_on: impl FnMut() -> bool,
+    progress: impl FnMut(u8),
+    goes_on: impl FnMut() -> bool,
 ) -> Result<(), DiskError> {
     let cannot = || io_error("cannot write the backup", to);
     let to = &std::path::absolute(to).map_err(cannot())?;
@@ -59,9 +54,7 @@ pub fn export(
             base.iter()
                 .flat_map(|base| ["-B", base.name, "-F", "qcow2"]),
         )
-        .args([source.as_ref(), to.as_os_str()])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .args([source.as_ref(), to.as_os_str()]);
     // SAFETY: between fork and exec the closure makes a system call only. `from` is open until the end of this function.
     unsafe {
         command.pre_exec(move || {
@@ -73,34 +66,11 @@ pub fn export(
         write: vec![to.clone()],
     };
     confine(&mut command, to, &files, image_bytes_max(bytes))?;
-    let mut child = command.spawn().map_err(tool_error(to))?;
-    let (told, percents) = channel();
-    let stdout = child.stdout.take();
-    let reader = std::thread::spawn(move || {
-        stdout.into_iter().for_each(|stdout| {
-            read_progress(stdout, &mut |percent| {
-                let _ = told.send(percent);
-            });
-        });
-    });
-    while child.try_wait().map_err(tool_error(to))?.is_none() {
-        if !goes_on() {
-            let _ = child.kill();
-        }
-        match percents.recv_timeout(LOOK_EVERY) {
-            Ok(percent) => progress(percent),
-            Err(RecvTimeoutError::Timeout) => {}
-            // It has said all, and is about to end.
-            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_EVERY),
-        }
-    }
-    let _ = reader.join();
-    percents.try_iter().for_each(&mut progress);
-    let done = child.wait_with_output().map_err(tool_error(to))?;
+    let done = convert(&mut command, progress, goes_on).map_err(tool_error(to))?;
     if !done.status.success() {
         return Err(DiskError::NotExported {
             path: to.clone(),
-            why: said(&done.stderr),
+            why: said(&done),
         });
     }
     File::open(to)

@@ -83,7 +83,8 @@ pub fn nbd(folder: &Path, bytes: &[u8]) {
         delay: Duration::ZERO,
     };
     // The guest has written anything there.
-    let image = Image::open(&spec, true).expect("an image");
+    let journal = folder.join("image.journal");
+    let image = Image::open(&spec, Some(&journal)).expect("an image");
     let _ = nbd::serve(&mut Script(Cursor::new(bytes)), &Plain(image));
 }
 

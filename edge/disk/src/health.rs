@@ -112,6 +112,12 @@ impl Health {
         lock(&self.state).fail(why, Instant::now());
     }
 
+    /// The last failure was at this time; long ago if there is none.
+    #[cfg(test)]
+    pub(crate) fn failed_at(&self, time: Option<Instant>) {
+        lock(&self.state).changed = time;
+    }
+
     /// All is well again.
     pub(crate) fn mend(&self) {
         lock(&self.state).mend(Instant::now());

@@ -6,6 +6,7 @@ use crate::error::{DiskError, io_error};
 use crate::health::lock;
 use crate::holes;
 use crate::import::Format;
+use crate::journal::Journal;
 use crate::lock::Locked;
 use crate::mark;
 use crate::snapshot::Kept;
@@ -16,7 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,8 +28,13 @@ fn sized(spec: &DiskSpec, file: &File, used_before: bool) -> Result<u64, DiskErr
     // Not the size in the metadata, which is 0 for a block device.
     let bytes = seek(file, SeekFrom::End(0))
         .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
-    let grown = |wanted: u64| spec.bytes_max.is_some() && bytes >= wanted;
-    if let Some(wanted) = spec.bytes.filter(|it| *it != bytes && !grown(*it)) {
+    if bytes == 0 {
+        return Err(DiskError::Empty(path.clone()));
+    }
+    // A disk that may grow has the size that the guest's state says. A replica that was not there when it grew has the old
+    // size until it loads such a state, whatever its configuration says meanwhile.
+    let resized = |wanted: u64| spec.bytes_max.is_some() && (used_before || bytes >= wanted);
+    if let Some(wanted) = spec.bytes.filter(|it| *it != bytes && !resized(*it)) {
         return Err(DiskError::WrongSize {
             path: path.clone(),
             found: bytes,
@@ -42,19 +48,44 @@ fn sized(spec: &DiskSpec, file: &File, used_before: bool) -> Result<u64, DiskErr
             max,
         });
     }
-    if bytes == 0 || bytes % DISK_BLOCK_BYTES as u64 != 0 {
+    if bytes % DISK_BLOCK_BYTES as u64 != 0 {
         return Err(DiskError::Uneven {
             path: path.clone(),
             bytes,
         });
     }
-    match Format::of_content(file).filter(|_| !used_before) {
+    if used_before {
+        return Ok(bytes);
+    }
+    match Format::of_content(file).map_err(io_error("cannot read the disk image", path))? {
         Some(format) => Err(DiskError::NotRaw {
             path: path.clone(),
             format: format.name(),
         }),
         None => Ok(bytes),
     }
+}
+
+/// Makes an image that does not exist, or leaves none. If there is a `journal`, a guest has used the one that was there before.
+/// Then the journal says durably that it is lost, before the new one gets its size: an image without a byte is refused. So an
+/// empty image never passes for the guest's.
+fn make(
+    options: &mut OpenOptions,
+    path: &Path,
+    bytes: u64,
+    journal: Option<&Path>,
+) -> Result<File, DiskError> {
+    let cannot = || io_error("cannot create the disk image", path);
+    let file = options.create_new(true).open(path).map_err(cannot())?;
+    let told = journal.map_or(Ok(()), Journal::lose_an_image);
+    let made = told.and_then(|()| {
+        let made = file.set_len(bytes).and_then(|()| file.sync_all());
+        made.map_err(cannot())
+    });
+    if made.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    made.map(|()| file)
 }
 
 /// The blocks of so many bytes.
@@ -75,8 +106,6 @@ pub(crate) struct Image {
     /// Of what it holds, if the guest only reads it.
     pub(crate) mark: Option<u64>,
     pub(crate) delay: Duration,
-    /// It did not exist and was made.
-    pub(crate) made: bool,
     /// The blocks that the guest wrote since the last scan.
     pub(crate) written: Written,
     /// There were writes since the last sync; set after the write, as in [`Written`].
@@ -101,23 +130,17 @@ fn access(spec: &DiskSpec) -> OpenOptions {
 }
 
 impl Image {
-    /// Opens the image that `spec` names, or makes it. An image that a guest has used is raw, whatever its
-    /// first bytes are: the guest may have written them.
-    pub(crate) fn open(spec: &DiskSpec, used_before: bool) -> Result<Self, DiskError> {
+    /// Opens the image that `spec` names, or makes it. With a `journal` a guest has used it: it is raw, whatever its first
+    /// bytes are, since the guest may have written them.
+    pub(crate) fn open(spec: &DiskSpec, journal: Option<&Path>) -> Result<Self, DiskError> {
         let path = &spec.path;
         let mut options = access(spec);
-        let mut made = false;
         let file = match (options.open(path), spec.bytes) {
             (Err(error), wanted) if error.kind() == io::ErrorKind::NotFound => {
                 let Some(bytes) = wanted.filter(|_| !spec.read_only) else {
                     return Err(DiskError::Missing(path.clone()));
                 };
-                let new = options.create_new(true).open(path).and_then(|file| {
-                    file.set_len(bytes)?;
-                    file.sync_all().map(|()| file)
-                });
-                made = true;
-                new.map_err(io_error("cannot create the disk image", path))?
+                make(&mut options, path, bytes, journal)?
             }
             (opened, _) => opened.map_err(io_error("cannot open the disk image", path))?,
         };
@@ -127,7 +150,7 @@ impl Image {
         // After a failed write the kernel keeps the block in memory as if it were on the disk. Another replica's copy is compared
         // with this one, so such blocks are dropped, and read from the disk again.
         let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::DontNeed);
-        let bytes = sized(spec, &file, used_before)?;
+        let bytes = sized(spec, &file, journal.is_some())?;
         let bytes_max = spec.bytes_max.unwrap_or(bytes);
         let blocks = blocks_within(bytes_max)?;
         let mark = spec.read_only.then(|| mark::of(&file, bytes));
@@ -142,7 +165,6 @@ impl Image {
             read_only: spec.read_only,
             mark,
             delay: spec.delay,
-            made,
             written: Written::new(if spec.read_only { 0 } else { blocks }),
             // A process that was killed may have left blocks that are not on the disk yet.
             unsynced: AtomicBool::new(!spec.read_only),
@@ -168,7 +190,7 @@ impl Image {
         }
     }
 
-    pub(crate) fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 

@@ -23,7 +23,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 /// Address space of `qemu-img`, which takes some 150 MiB and more for a large table of a qcow2 image.
 const TOOL_BYTES_MAX: u64 = 1 << 30;
@@ -33,6 +35,12 @@ const IMAGE_BYTES_MAX: u64 = 64 << 20;
 
 /// What `qemu-img` writes to inspect an image: its answer, to a pipe.
 const NO_FILE: u64 = 0;
+
+/// What is kept of the errors that `qemu-img` prints. A hostile image may make it print more.
+const ERRORS_BYTES_MAX: u64 = 64 << 10;
+
+/// How often the caller is asked whether to go on.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A format that is imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,19 +73,21 @@ impl Format {
             .find(|format| ending.eq_ignore_ascii_case(format.name()))
     }
 
-    /// The format of an image by its first bytes.
-    pub(crate) fn of_content(file: &File) -> Option<Self> {
+    /// The format of an image by its first bytes. A descriptor of VMDK is a text, and may be a short one.
+    pub(crate) fn of_content(file: &File) -> io::Result<Option<Self>> {
         let mut start = [0; 512];
-        file.read_exact_at(&mut start, 0).ok()?;
-        if start.starts_with(b"QFI\xfb") {
+        let held = file.read_at(&mut start, 0)?;
+        let start = &start[..held];
+        let format = if start.starts_with(b"QFI\xfb") {
             Some(Self::Qcow2)
         } else if start.starts_with(b"KDMV") || start.starts_with(b"# Disk DescriptorFile") {
             Some(Self::Vmdk)
-        } else if start[64..68] == 0xbeda_107f_u32.to_le_bytes() {
+        } else if start.get(64..68) == Some(&0xbeda_107f_u32.to_le_bytes()[..]) {
             Some(Self::Vdi)
         } else {
             None
-        }
+        };
+        Ok(format)
     }
 }
 
@@ -120,7 +130,8 @@ impl Source {
             return Ok(None);
         };
         let file = File::open(path).map_err(io_error("cannot open the disk image", path))?;
-        if Format::of_content(&file) != Some(format) {
+        let found = Format::of_content(&file);
+        if found.map_err(io_error("cannot read the disk image", path))? != Some(format) {
             return Err(DiskError::OtherFormat {
                 path: path.into(),
                 format: format.name(),
@@ -131,7 +142,7 @@ impl Source {
         let told = told.output().map_err(tool_error(path))?;
         let info: Info = match serde_json::from_slice(&told.stdout) {
             Ok(info) if told.status.success() => info,
-            _ => return Err(refused(path, &told.stderr)),
+            _ => return Err(refused(path, &told)),
         };
         if info.encrypted {
             return Err(DiskError::Encrypted(path.into()));
@@ -150,11 +161,16 @@ impl Source {
         self.bytes
     }
 
-    /// Makes the raw image `to`, whole or not at all. Calls `progress` with each finished percent.
+    /// Makes the raw image `to`, whole or not at all, as long as `goes_on`. Calls `progress` with each finished percent.
     ///
     /// # Errors
-    /// It cannot be converted, or there is no room; the text has the error of `qemu-img`.
-    pub fn import(&self, to: &Path, mut progress: impl FnMut(u8)) -> Result<(), DiskError> {
+    /// It cannot be converted, there is no room, or the caller ended it; the text has the error of `qemu-img`.
+    pub fn import(
+        &self,
+        to: &Path,
+        progress: impl FnMut(u8),
+        goes_on: impl FnMut() -> bool,
+    ) -> Result<(), DiskError> {
         let mut new = to.as_os_str().to_owned();
         new.push(".new");
         let new = PathBuf::from(new);
@@ -162,14 +178,10 @@ impl Source {
         let arguments = ["convert", "-p", "-f", self.format.name(), "-O", "raw"];
         let to_new = Some(new.as_path());
         let mut command = qemu_img(&arguments, &self.path, &self.beside, to_new, self.bytes)?;
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(tool_error(&self.path))?;
-        let stdout = child.stdout.take().into_iter();
-        stdout.for_each(|stdout| read_progress(stdout, &mut progress));
-        let done = child.wait_with_output().map_err(tool_error(&self.path))?;
+        let done = convert(&mut command, progress, goes_on).map_err(tool_error(&self.path))?;
         if !done.status.success() {
             let _ = std::fs::remove_file(&new);
-            return Err(refused(&self.path, &done.stderr));
+            return Err(refused(&self.path, &done));
         }
         let settle = || -> io::Result<()> {
             let file = File::options().write(true).open(&new)?;
@@ -225,7 +237,7 @@ pub(crate) fn confine(
     files: &Files,
     file_bytes_max: u64,
 ) -> Result<(), DiskError> {
-    if !confines_files() {
+    if !confines_files().map_err(DiskError::Confine)? {
         return Err(DiskError::NotConfined(image.into()));
     }
     command.stdin(Stdio::null());
@@ -267,15 +279,17 @@ pub(crate) fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + u
     }
 }
 
-/// What `qemu-img` has said, in a line.
-pub(crate) fn said(stderr: &[u8]) -> String {
-    let said = String::from_utf8_lossy(stderr);
-    let why = said.trim().trim_start_matches("qemu-img: ");
-    why.replace('\n', "; ")
+/// What `qemu-img` has said, in a line; how it ended, if that is nothing.
+pub(crate) fn said(done: &Output) -> String {
+    let said = String::from_utf8_lossy(&done.stderr);
+    match said.trim().trim_start_matches("qemu-img: ") {
+        "" => format!("qemu-img has said nothing and ended with {}", done.status),
+        why => format!("qemu-img says: {}", why.replace('\n', "; ")),
+    }
 }
 
-fn refused(path: &Path, stderr: &[u8]) -> DiskError {
-    let mut why = said(stderr);
+fn refused(path: &Path, done: &Output) -> DiskError {
+    let mut why = said(done);
     if why.contains("Permission denied") {
         why += "; backing files and extents must be in the folder of the image";
     }
@@ -285,8 +299,57 @@ fn refused(path: &Path, stderr: &[u8]) -> DiskError {
     }
 }
 
+/// Runs `qemu-img convert -p` to its end, and kills it when it is not to go on.
+pub(crate) fn convert(
+    command: &mut Command,
+    mut progress: impl FnMut(u8),
+    mut goes_on: impl FnMut() -> bool,
+) -> io::Result<Output> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (told, percents) = channel();
+    // Each pipe has a thread: `qemu-img` waits when one of them is full.
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let reader = std::thread::spawn(move || {
+        stdout.into_iter().for_each(|stdout| {
+            read_progress(stdout, &mut |percent| {
+                let _ = told.send(percent);
+            });
+        });
+    });
+    let errors = std::thread::spawn(move || stderr.map_or_else(Vec::new, read_errors));
+    while child.try_wait()?.is_none() {
+        if !goes_on() {
+            let _ = child.kill();
+        }
+        match percents.recv_timeout(LOOK_EVERY) {
+            Ok(percent) => progress(percent),
+            Err(RecvTimeoutError::Timeout) => {}
+            // It has said all, and is about to end.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_EVERY),
+        }
+    }
+    let _ = reader.join();
+    percents.try_iter().for_each(&mut progress);
+    Ok(Output {
+        status: child.wait()?,
+        stdout: Vec::new(),
+        stderr: errors.join().unwrap_or_default(),
+    })
+}
+
+/// The beginning of what is said. Reads the rest, too.
+fn read_errors(mut from: impl Read) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let _ = from.by_ref().take(ERRORS_BYTES_MAX).read_to_end(&mut kept);
+    let _ = io::copy(&mut from, &mut io::sink());
+    kept
+}
+
 /// Reads `    (12.34/100%)\r` over and over.
-pub(crate) fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) {
+fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) {
     let (mut number, mut told, mut byte) = (String::new(), 0, [0]);
     while from.read(&mut byte).is_ok_and(|count| count == 1) {
         match byte[0] {
@@ -306,6 +369,7 @@ pub(crate) fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     fn run(arguments: &[&str], dir: &Path) -> bool {
         let mut command = Command::new("qemu-img");
@@ -336,7 +400,9 @@ mod tests {
             let source = Source::look(&dir.path().join(&name)).unwrap().unwrap();
             let (to, mut told) = (dir.path().join(format.name()), Vec::new());
             let before = std::fs::read(dir.path().join(&name)).unwrap();
-            source.import(&to, |percent| told.push(percent)).unwrap();
+            source
+                .import(&to, |percent| told.push(percent), || true)
+                .unwrap();
             let copy = std::fs::read(&to).unwrap();
             assert_eq!(copy.len() as u64, source.bytes());
             assert_eq!(copy.len() % DISK_BLOCK_BYTES, 0);
@@ -367,8 +433,13 @@ mod tests {
             .unwrap()
             .unwrap();
         let to = dir.path().join("raw");
-        source.import(&to, |_| ()).unwrap();
+        source.import(&to, |_| (), || true).unwrap();
         assert!(std::fs::read(to).unwrap() == vec![7; 1 << 20]);
+        let ended = source.import(&dir.path().join("ended"), |_| (), || false);
+        let why = ended.unwrap_err().to_string();
+        assert!(why.contains("signal: 9"), "{why}");
+        let left = std::fs::read_dir(dir.path()).unwrap();
+        assert_eq!(left.count(), 3, "the two images and the first copy");
     }
 
     /// A stranger's image names a file of the host: as its backing file, as its data file, or as an extent.
@@ -407,7 +478,7 @@ mod tests {
             let raw = dir.path().join("raw");
             let looked = Source::look(&dir.path().join(name));
             let error = looked
-                .and_then(|source| source.unwrap().import(&raw, |_| ()))
+                .and_then(|source| source.unwrap().import(&raw, |_| (), || true))
                 .unwrap_err()
                 .to_string();
             assert!(
@@ -443,6 +514,44 @@ mod tests {
             let error = Source::look(&locked).unwrap_err();
             assert!(error.to_string().contains("encrypted"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_short_image_is_known_by_what_there_is_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("short.vmdk");
+        let format = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            Format::of_content(&File::open(&path).unwrap()).unwrap()
+        };
+        let extent = b"# Disk DescriptorFile\nversion=1\nRW 2048 FLAT \"flat\" 0\n";
+        assert_eq!(format(extent), Some(Format::Vmdk));
+        assert_eq!(format(&extent[..8]), None);
+        assert_eq!(format(b""), None);
+        let folder = File::open(dir.path()).unwrap();
+        assert!(Format::of_content(&folder).is_err(), "not \"no format\"");
+    }
+
+    /// More errors than a pipe holds: the program goes on all the same, and the first of them are told.
+    #[test]
+    fn a_tool_that_says_much_is_heard_to_its_end() {
+        let mut command = Command::new("/bin/sh");
+        let much = "i=0; while [ $i -lt 20000 ]; do echo error $i >&2; i=$((i+1)); done; exit 3";
+        command.args(["-c", much]);
+        let begun = Instant::now();
+        let within = || begun.elapsed() < Duration::from_secs(60);
+        let done = convert(&mut command, |_| (), within).unwrap();
+        assert_eq!(done.status.code(), Some(3));
+        assert_eq!(done.stderr.len() as u64, ERRORS_BYTES_MAX);
+        assert!(said(&done).starts_with("qemu-img says: error 0; error 1;"));
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "kill -9 $$"]);
+        let done = convert(&mut command, |_| (), || true).unwrap();
+        let why = refused(Path::new("d.qcow2"), &done).to_string();
+        assert!(
+            why.contains("d.qcow2") && why.contains("signal: 9"),
+            "{why}"
+        );
     }
 
     #[test]

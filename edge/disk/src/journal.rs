@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 const MAGIC: [u8; 8] = *b"plovdisk";
 const VERSION: u32 = 1;
 const SLOT_BYTES: usize = 4096;
+/// Where the two slots begin.
+const SLOTS: [u64; 2] = [0, SLOT_BYTES as u64];
 const BODY_AT: u64 = 2 * SLOT_BYTES as u64;
 /// Bytes of a slot's fields; their hash follows.
 const FIELDS_BYTES: usize = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 32;
@@ -172,10 +174,22 @@ impl Journal {
         }
     }
 
-    /// The number of blocks of the disks that the journal at `path` is for, if there is one.
+    /// The number of blocks of the disks that the journal at `path` is for, if there is one. One slot that can be read tells
+    /// it.
     pub(crate) fn blocks_at(path: &Path) -> Option<u32> {
         let file = File::open(path).ok()?;
-        slots(&file).first().map(|slot| slot.blocks)
+        let readable: Vec<_> = SLOTS
+            .iter()
+            .filter_map(|at| slot_at(&file, *at).ok().flatten())
+            .collect();
+        slots(&readable).first().map(|slot| slot.blocks)
+    }
+
+    /// An image of these disks is gone, and an empty one is about to be made in its place. Once it returns, no restart takes
+    /// the images for a whole copy.
+    pub(crate) fn lose_an_image(path: &Path) -> Result<(), DiskError> {
+        let blocks = Self::blocks_at(path).unwrap_or_default();
+        Self::open(path, blocks)?.begin_copy()
     }
 
     fn create(path: &Path, blocks: u32) -> io::Result<Self> {
@@ -209,7 +223,7 @@ impl Journal {
             return Ok(None);
         }
         // It was intact when it was written or opened.
-        let batch = read_body(&self.file, &self.slot);
+        let batch = read_body(&self.file, &self.slot).map_err(unreadable(&self.path))?;
         batch
             .map(Some)
             .ok_or_else(|| DiskError::DamagedJournal(self.path.clone()))
@@ -272,11 +286,12 @@ impl Journal {
 
 /// The slot that counts, of a journal of disks of `blocks` blocks.
 fn newest(file: &File, path: &Path, blocks: u32) -> Result<Slot, DiskError> {
-    if let Some(found) = other_format(file, Slot::is_intact) {
+    let stored = stored(file).map_err(unreadable(path))?;
+    if let Some(found) = other_format(&stored, Slot::is_intact) {
         return Err(other_release(path, found));
     }
-    for slot in slots(file) {
-        if slot.in_force && read_body(file, &slot).is_none() {
+    for slot in slots(&stored) {
+        if slot.in_force && read_body(file, &slot).map_err(unreadable(path))?.is_none() {
             // An unfinished staging: the older slot has the state before it.
             continue;
         }
@@ -290,7 +305,7 @@ fn newest(file: &File, path: &Path, blocks: u32) -> Result<Slot, DiskError> {
         return Ok(slot);
     }
     // No slot is usable. Another format's number after the magic bytes explains it.
-    Err(match other_format(file, |_| true) {
+    Err(match other_format(&stored, |_| true) {
         Some(found) => other_release(path, found),
         None => DiskError::DamagedJournal(path.into()),
     })
@@ -304,47 +319,67 @@ fn other_release(path: &Path, found: u32) -> DiskError {
     }
 }
 
-/// The format of a slot for which `counts` holds, if it is not ours.
-fn other_format(file: &File, counts: impl Fn(&[u8; SLOT_BYTES]) -> bool) -> Option<u32> {
-    let other = |bytes: [u8; SLOT_BYTES]| {
-        let format = *bytes.strip_prefix(&MAGIC)?.first_chunk()?;
-        let format = u32::from_le_bytes(format);
-        (format != VERSION && counts(&bytes)).then_some(format)
-    };
-    stored(file).find_map(other)
+/// An error in reading is no torn write: the older slot must not count for it.
+fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
+    io_error("cannot read the disk journal", path)
 }
 
-/// The bytes of both slots. A slot beyond the end of the file was never written.
-fn stored(file: &File) -> impl Iterator<Item = [u8; SLOT_BYTES]> {
-    [0, SLOT_BYTES as u64].into_iter().filter_map(|at| {
-        let mut bytes = [0; SLOT_BYTES];
-        file.read_exact_at(&mut bytes, at).ok()?;
-        Some(bytes)
-    })
+/// The format of a slot for which `counts` holds, if it is not ours.
+fn other_format(
+    stored: &[[u8; SLOT_BYTES]],
+    counts: impl Fn(&[u8; SLOT_BYTES]) -> bool,
+) -> Option<u32> {
+    let other = |bytes: &[u8; SLOT_BYTES]| {
+        let format = *bytes.strip_prefix(&MAGIC)?.first_chunk()?;
+        let format = u32::from_le_bytes(format);
+        (format != VERSION && counts(bytes)).then_some(format)
+    };
+    stored.iter().find_map(other)
+}
+
+/// `None` if the file ends before.
+fn inside(read: io::Result<()>) -> io::Result<Option<()>> {
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// The bytes of the slot at this place. A slot beyond the end of the file was never written.
+fn slot_at(file: &File, at: u64) -> io::Result<Option<[u8; SLOT_BYTES]>> {
+    let mut bytes = [0; SLOT_BYTES];
+    let read = inside(file.read_exact_at(&mut bytes, at))?;
+    Ok(read.map(|()| bytes))
+}
+
+/// The bytes of both slots.
+fn stored(file: &File) -> io::Result<Vec<[u8; SLOT_BYTES]>> {
+    let slots = SLOTS.iter().map(|at| slot_at(file, *at));
+    slots.filter_map(Result::transpose).collect()
 }
 
 /// The intact slots, newest first.
-fn slots(file: &File) -> Vec<Slot> {
-    let mut slots: Vec<_> = stored(file)
-        .filter_map(|bytes| Slot::decode(&bytes))
-        .collect();
+fn slots(stored: &[[u8; SLOT_BYTES]]) -> Vec<Slot> {
+    let mut slots: Vec<_> = stored.iter().filter_map(Slot::decode).collect();
     slots.sort_by_key(|slot| std::cmp::Reverse(slot.generation));
     slots
 }
 
 /// The blocks of `slot`, if they are intact.
-fn read_body(file: &File, slot: &Slot) -> Option<Batch> {
-    let held = file.metadata().ok()?.len().checked_sub(BODY_AT)?;
-    let length = usize::try_from(slot.body_bytes).ok()?;
+fn read_body(file: &File, slot: &Slot) -> io::Result<Option<Batch>> {
+    let held = file.metadata()?.len().saturating_sub(BODY_AT);
+    let length = usize::try_from(slot.body_bytes).unwrap_or(usize::MAX);
     if slot.body_bytes > held || length % ENTRY_BYTES != 0 {
-        return None;
+        return Ok(None);
     }
     let mut body = vec![0; length];
-    file.read_exact_at(&mut body, BODY_AT).ok()?;
+    if inside(file.read_exact_at(&mut body, BODY_AT))?.is_none() {
+        return Ok(None);
+    }
     let batch = Batch { body };
     let fits = *blake3::hash(&batch.body).as_bytes() == slot.body_hash
         && batch.iter().all(|(block, _)| block.0 < slot.blocks);
-    fits.then_some(batch)
+    Ok(fits.then_some(batch))
 }
 
 pub(crate) mod fuzz;

@@ -91,5 +91,5 @@ pub use error::DiskError;
 pub use journal::Batch;
 pub use look::Found;
 pub use memory::{MachineState, MemoryCopy, MemoryImage};
-pub use snapshot::{Snapshot, SnapshotDisk, SnapshotLimits};
+pub use snapshot::{Snapshot, SnapshotDisk, SnapshotLimits, SnapshotRoom};
 pub use worker::DiskEvent;

@@ -129,7 +129,16 @@ impl MemoryCopy {
     /// # Errors
     /// There can be no thread for it.
     pub fn begin(ram: File, ram_bytes: u64, dir: &Path, bytes_per_s: u64) -> io::Result<Arc<Self>> {
-        let copy = Arc::new(Self {
+        let copy = Arc::new(Self::new(ram, ram_bytes, dir, bytes_per_s));
+        let for_thread = Arc::clone(&copy);
+        std::thread::Builder::new()
+            .name("memory-copy".into())
+            .spawn(move || for_thread.run())?;
+        Ok(copy)
+    }
+
+    fn new(ram: File, ram_bytes: u64, dir: &Path, bytes_per_s: u64) -> Self {
+        Self {
             ram,
             ram_bytes,
             dir: dir.into(),
@@ -144,12 +153,7 @@ impl MemoryCopy {
                 ended: None,
             }),
             changed: Condvar::new(),
-        });
-        let for_thread = Arc::clone(&copy);
-        std::thread::Builder::new()
-            .name("memory-copy".into())
-            .spawn(move || for_thread.run())?;
-        Ok(copy)
+        }
     }
 
     /// These pages were written since the last call. Those behind the memory, which are of disks, are passed over.
@@ -174,12 +178,14 @@ impl MemoryCopy {
         }
     }
 
-    /// Whether the rest may be read while the guest stands still.
+    /// Whether the rest may be read while the guest stands still. Not before it is known which pages have data, however small
+    /// the memory is.
     ///
     /// # Errors
     /// As [`Self::owed`].
     pub fn is_close(&self) -> Result<bool, String> {
-        Ok(self.owed()? <= LAST_PAGES_MAX)
+        let owed = self.owed()?;
+        Ok(lock(&self.state).begun && owed <= LAST_PAGES_MAX)
     }
 
     /// Reads what is owed: the copy is of this moment, in which the guest stands still. It is whole soon, and then has the
@@ -191,6 +197,9 @@ impl MemoryCopy {
         let mut state = lock(&self.state);
         if let Some(why) = &state.ended {
             return Err(why.clone());
+        }
+        if !state.begun {
+            return Err("the copy of the guest's memory has not begun: try again".into());
         }
         let runs = state.owed.to_runs().0;
         let machine = machine.to_bytes();

@@ -53,6 +53,27 @@ pub struct SnapshotLimits {
     pub bytes_per_s: u64,
 }
 
+/// The room of a snapshot that is to be taken. It is made before, because the guest's requests wait while a snapshot is taken,
+/// and a folder may be slow.
+#[derive(Debug)]
+pub struct SnapshotRoom {
+    kept: Kept,
+    pace: Pace,
+}
+
+impl SnapshotRoom {
+    /// Makes it in `dir`. Waits for the file system.
+    ///
+    /// # Errors
+    /// There is too little room, or a file cannot be made there: the reason, and what to do.
+    pub fn make(dir: &Path, limits: SnapshotLimits) -> Result<Self, String> {
+        Ok(Self {
+            kept: Kept::new(dir, limits.kept_bytes)?,
+            pace: Pace::new(limits.bytes_per_s),
+        })
+    }
+}
+
 /// One disk of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotDisk {
@@ -76,11 +97,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Takes one, in an instant.
-    pub(crate) fn take(
-        blocks: &Blocks,
-        dir: &Path,
-        limits: SnapshotLimits,
-    ) -> Result<Self, String> {
+    pub(crate) fn take(blocks: &Blocks, room: SnapshotRoom) -> Result<Self, String> {
         let inner = &blocks.inner;
         if !inner.is_alive(blocks.life) {
             return Err("this replica's guest was lost at this moment: try again".into());
@@ -97,7 +114,7 @@ impl Snapshot {
         rustix::rand::getrandom(&mut mark, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| format!("cannot get random bytes for the backup's mark: {error}"))?;
         let mark = u64::from_le_bytes(mark);
-        let kept = Arc::new(Kept::new(dir, limits.kept_bytes)?);
+        let kept = Arc::new(room.kept);
         let mut since = Vec::new();
         for number in writable() {
             let image = &inner.images[number];
@@ -116,7 +133,7 @@ impl Snapshot {
             mark,
             since,
             kept,
-            pace: Pace::new(limits.bytes_per_s),
+            pace: room.pace,
         })
     }
 

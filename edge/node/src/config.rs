@@ -43,8 +43,13 @@ pub enum ConfigError {
         why: String,
     },
     /// The keys do not fit together.
-    #[error("the configuration does not fit together: {0}")]
-    Mismatch(String),
+    #[error("the configuration {path} does not fit together: {why}")]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// Which keys, and what to do.
+        why: String,
+    },
     /// A replica that runs does not take it. The replica goes on with what it has.
     #[error("the configuration {path} is not taken, and nothing has changed: {why}")]
     NotTaken {
@@ -345,7 +350,7 @@ pub struct DiskConfig {
     #[serde(default)]
     pub size_mib: Option<u64>,
     /// The size in MiB to which `plover disk grow` may grow the disk while the guest runs (default: it may not). With this
-    /// key the image may be larger than `size_mib`. The room costs each replica as much as an empty disk of that size
+    /// key the image may be larger than `size_mib`, and one that a guest has used may have any size. The room costs each replica as much as an empty disk of that size
     /// does: it is compared, but not stored. Only for `virtio` and `scsi`, and for images that are files.
     #[serde(default)]
     pub max_size_mib: Option<u64>,

@@ -16,7 +16,7 @@ use op::Wait;
 
 use crate::config::ConfigFile;
 use crate::viewer::Seat;
-use plover_disk::{MemoryCopy, SnapshotLimits};
+use plover_disk::{MemoryCopy, SnapshotLimits, SnapshotRoom};
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde_json::{Value, json};
@@ -50,6 +50,10 @@ const STATUS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
 const CONSOLE_CHUNKS_MAX: usize = 256;
+
+/// How long a thread that accepts connections waits after an error. Most errors last, as a lack of descriptors does, and the
+/// next call would fail at once, too.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// Where an operator's console takes the guest's output.
 #[derive(Clone, Debug)]
@@ -98,9 +102,13 @@ pub(crate) enum Request {
         dry_run: bool,
         reply: Sender<Value>,
     },
+    /// Where the room of a snapshot is made, unless there can be no backup at present.
+    BackupFolder {
+        reply: Sender<Result<PathBuf, String>>,
+    },
     /// Take a snapshot of the disks at the next sync.
     Snapshot {
-        limits: SnapshotLimits,
+        room: SnapshotRoom,
         /// Once the copy of the memory that runs is close.
         with_memory: bool,
         reply: Sender<Result<Taken, String>>,
@@ -180,12 +188,20 @@ impl StopHandle {
     pub fn reload(&self, config: &Path) {
         let (handle, config) = (self.clone(), config.to_owned());
         // The file's disk may hang, and the next signal is to be heard all the same.
-        std::thread::spawn(move || {
+        let refused = |error: &str| tracing::error!(event = "reload_refused", "SIGHUP: {error}");
+        let reads = std::thread::Builder::new().name("reload".into());
+        let reads = reads.spawn(move || {
             let answer = reload(&handle, &config, false);
             if let Some(error) = answer["error"].as_str() {
-                tracing::error!(event = "reload_refused", "SIGHUP: {error}");
+                refused(error);
             }
         });
+        if let Err(error) = reads {
+            refused(&format!(
+                "the configuration was not read, because no thread can be made: {error}; raise the limit of processes \
+                 (ulimit -u, pids.max of the cgroup), and send the signal again"
+            ));
+        }
     }
 
     /// A viewer of the guest's display has gone.
@@ -243,7 +259,7 @@ impl Control {
         std::thread::Builder::new()
             .name("control".into())
             .spawn(move || {
-                for stream in listener.incoming().flatten() {
+                for stream in accepted(listener.incoming()) {
                     let handle = for_threads.clone();
                     let config = Arc::clone(&config);
                     let served = std::thread::Builder::new()
@@ -286,6 +302,16 @@ impl Drop for Control {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// The connections that a listener accepts, without its errors.
+pub fn accepted<S>(incoming: impl Iterator<Item = io::Result<S>>) -> impl Iterator<Item = S> {
+    incoming.filter_map(|stream| {
+        if stream.is_err() {
+            std::thread::sleep(ACCEPT_AGAIN_AFTER);
+        }
+        stream.ok()
+    })
 }
 
 fn serve(stream: UnixStream, handle: &StopHandle, config: &Path) {
@@ -503,6 +529,17 @@ mod tests {
         ] {
             assert!(serde_json::from_str::<Op>(bad).is_err(), "{bad}");
         }
+    }
+
+    /// The next call would fail at once, and so on.
+    #[test]
+    fn a_thread_that_cannot_accept_waits() {
+        let failed = || -> io::Result<u8> { Err(io::ErrorKind::OutOfMemory.into()) };
+        let begun = Instant::now();
+        let incoming = [failed(), Ok(1), failed(), Ok(2)];
+        let streams: Vec<u8> = accepted(incoming.into_iter()).collect();
+        assert_eq!(streams, [1, 2]);
+        assert!(begun.elapsed() >= 2 * ACCEPT_AGAIN_AFTER);
     }
 
     /// An operator gets the loop's answer first, and then the console's output.

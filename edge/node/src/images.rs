@@ -67,14 +67,15 @@ fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, 
     }
     let path = disk.path.display();
     tracing::info!(event = "import_begun", to = %raw.display(), bytes = source.bytes(), "the disk image {path} is imported");
-    source.import(raw, |percent| {
+    let tell = |percent| {
         if percent % 10 == 0 {
             tracing::info!(
                 event = "import_goes_on",
                 "{percent}% of the disk image {path} are imported"
             );
         }
-    })?;
+    };
+    source.import(raw, tell, || true)?;
     Ok(spec)
 }
 

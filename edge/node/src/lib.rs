@@ -92,12 +92,12 @@ pub use config::{
     Change, ConfigError, ConfigFile, Effect, GroupConfig, KEYS, PathConfig, PeerConfig, Reload,
     ReplicaConfig, SpareConfig, read,
 };
-pub use control::StopHandle;
+pub use control::{StopHandle, accepted};
 pub use fabric::{FabricName, open as open_fabric};
 pub use host::{CpuConfig, HostConfig, usable_cpus};
 pub use plover_replica::{Warm, newest};
 pub use policy::{PolicyConfig, PolicyName, SyncName};
-pub use private::why_not_private;
+pub use private::{folder as private_folder, why_not_private};
 pub use recent::RecentLog;
 pub use storage::{StorageError, check_state_dir};
 pub use supervisor::{Side, ThisProcess, supervise};

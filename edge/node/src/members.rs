@@ -220,12 +220,12 @@ mod tests {
         assert_eq!((ids(&spare), spare.is_spare), (vec![0, 4, 2], true));
         assert_eq!(spare.contacts(&spare.record()), ReplicaSet(0b101010));
         assert_eq!(ids(&spare.linked_at_start(None)), [0, 4, 2, 3, 1, 5]);
-        let why = group(6).check().unwrap_err().to_string();
+        let why = group(6).check().unwrap_err();
         assert!(why.contains("group.me = 6"), "{why}");
         let mut pair = group(0);
         pair.replica.pop();
         pair.first_leader = None;
-        let why = pair.check().unwrap_err().to_string();
+        let why = pair.check().unwrap_err();
         assert!(why.contains("[[group.spare]] needs"), "{why}");
     }
 

@@ -95,7 +95,7 @@ pub struct PolicyConfig {
     pub sent: Option<Sent>,
     /// When an output leaves (default: the policy's).
     pub release: Option<ReleaseWhen>,
-    /// The guest counts as idle after this many µs without work (default 100). Learning makes it up to
+    /// The guest counts as idle after this many µs without work, at least 1 (default 100). Learning makes it up to
     /// twice as short or eight times as long.
     pub idle_threshold_us: Option<u64>,
     /// A slot with waiting outputs may always run this long, in ms, before a busy guest is paused (default 4).

@@ -1,11 +1,13 @@
 //! A replica's files are its own: other users of the host neither read nor plant any.
 //!
 //! All files are made with mode 0600 and all folders with 0700. Names in them are fixed, so a folder in which others may
-//! write is refused: a link of theirs, in the place of a file, would lead a write elsewhere.
+//! write is refused: a link of theirs, in the place of a file, would lead a write elsewhere. `plover run` sets no such
+//! umask, because its program would inherit it; there each folder of its own has the mode.
 
 use crate::body::BoxError;
 use rustix::fs::Mode;
-use std::os::unix::fs::MetadataExt;
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
 /// The bits of a folder's mode by which others may write.
@@ -17,8 +19,13 @@ pub(crate) fn keep_files_private() {
 }
 
 /// Creates the folder of the key `key`, unless it is there, and refuses one in which others may write.
-pub(crate) fn folder(key: &str, path: &Path) -> Result<(), BoxError> {
-    std::fs::create_dir_all(path).map_err(|error| {
+///
+/// # Errors
+/// It cannot be created, or others may write in it; the text says what to do.
+pub fn folder(key: &str, path: &Path) -> Result<(), BoxError> {
+    // The umask of some users lets their group write.
+    let created = DirBuilder::new().recursive(true).mode(0o755).create(path);
+    created.map_err(|error| {
         let advice =
             "make it and give it to the user that runs plover (the service: 'chown plover')";
         format!("cannot create {key} {}: {error}; {advice}", path.display())

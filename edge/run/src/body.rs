@@ -152,7 +152,8 @@ impl Body {
         self.server.set_may_lead(false);
         self.server.turn(Some(Duration::ZERO))?;
         if let Some(program) = self.program.take() {
-            program.end();
+            // Nothing is made of its state.
+            let _ = program.end();
         }
         Ok(())
     }
@@ -257,7 +258,7 @@ impl Body {
                 }
                 LISTENER => {
                     if let Some(direct) = &mut self.direct {
-                        for (stream, client) in self.clients.take_new() {
+                        for (stream, client) in self.clients.take_new(direct.clients()) {
                             direct.offer(stream, client);
                         }
                         continue;

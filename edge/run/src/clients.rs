@@ -1,10 +1,14 @@
 //! The clients of the leader.
 
+#[cfg(test)]
+mod tests;
+
 use plover_log::Error;
 use plover_program::{ConnectionId, Entry};
 use plover_types::Viewstamp;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::sockopt;
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -18,6 +22,12 @@ const READ_BYTES: usize = 32 << 10;
 /// A client that leaves more replies unread is cut off. A program must not wait for it, since its next input
 /// would wait, too.
 const UNSENT_BYTES_MAX: usize = 64 << 20;
+
+/// Descriptors that are left for all else: the links, the log's files, jobs and requests.
+const OTHER_DESCRIPTORS: u64 = 128;
+
+/// No client is accepted for so long after the host had no descriptor or no memory for one.
+const REST: Duration = Duration::from_millis(100);
 
 /// Proposes an entry.
 pub(crate) type Propose<'a> = &'a mut dyn FnMut(&Entry<'_>) -> Result<Viewstamp, Error>;
@@ -58,6 +68,27 @@ pub(crate) struct Clients {
     /// Replies to somebody wait for that.
     is_held: bool,
     entry_bytes_max: usize,
+    /// More are turned away, since there would be no descriptors for them.
+    clients_max: usize,
+    /// The last one was turned away for that.
+    is_full: bool,
+    /// None is accepted until then.
+    rests_until: Option<Instant>,
+}
+
+/// The clients for which the limit of open files leaves room. Each takes two: its connection, and one to the program, which counts in
+/// the program if that reads its clients itself.
+fn clients_max() -> usize {
+    let all = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (all.saturating_sub(OTHER_DESCRIPTORS) / 2).max(1) as usize
+}
+
+/// Whether this process or its host has no room for another client now.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
+    )
 }
 
 impl Clients {
@@ -80,6 +111,9 @@ impl Clients {
             leased_until: Instant::now(),
             is_held: false,
             entry_bytes_max: entry_bytes_max.saturating_sub(64).min(READ_BYTES),
+            clients_max: clients_max(),
+            is_full: false,
+            rests_until: None,
         }
     }
 
@@ -97,6 +131,7 @@ impl Clients {
         listener.set_nonblocking(true)?;
         self.listener = Some(listener);
         self.reads = true;
+        self.rests_until = None;
         self.watch_all();
         let listener = self.listener.as_ref().expect("it was set");
         epoll::add(
@@ -116,8 +151,9 @@ impl Clients {
         self.listener = None;
     }
 
-    /// Resets all clients' connections. The log is told that they are over.
+    /// Resets all clients' connections, and lets none in. The log is told that they are over.
     pub fn reset_all(&mut self) {
+        self.listener = None;
         let all = std::mem::take(&mut self.all);
         self.gone.extend(all.values().map(|it| (it.id, it.sent)));
         self.tokens.clear();
@@ -147,6 +183,13 @@ impl Clients {
 
     /// Sets whether clients are accepted and read.
     pub fn set_reads(&mut self, reads: bool) {
+        if self
+            .rests_until
+            .is_some_and(|until| Instant::now() >= until)
+        {
+            self.rests_until = None;
+            self.watch_listener();
+        }
         if self.reads != reads {
             self.reads = reads;
             self.watch_all();
@@ -157,8 +200,12 @@ impl Clients {
         for (token, client) in &self.all {
             client.watch(&self.epoll, *token, self.reads);
         }
+        self.watch_listener();
+    }
+
+    fn watch_listener(&self) {
         if let Some(listener) = &self.listener {
-            let flags = if self.reads {
+            let flags = if self.reads && self.rests_until.is_none() {
                 EventFlags::IN
             } else {
                 EventFlags::empty()
@@ -168,9 +215,43 @@ impl Clients {
         }
     }
 
+    /// The next client that waits, if there are descriptors for it beside those of the clients that are `connected`.
+    fn next_client(&mut self, connected: usize) -> Option<(TcpStream, SocketAddr)> {
+        loop {
+            match self.listener.as_ref()?.accept() {
+                Ok(new) if connected < self.clients_max => {
+                    self.is_full = false;
+                    return Some(new);
+                }
+                Ok((stream, _)) => {
+                    ends_by_reset(&stream);
+                    if !std::mem::replace(&mut self.is_full, true) {
+                        tracing::warn!(
+                            connected,
+                            "clients are turned away: the limit of open files leaves room for no more; raise `ulimit -n`"
+                        );
+                    }
+                }
+                Err(error) => {
+                    if is_exhausted(&error) {
+                        self.rest(&error);
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Clients stay in the kernel's queue for a moment. Otherwise the loop would be told of them without a pause.
+    fn rest(&mut self, error: &io::Error) {
+        tracing::warn!(%error, "no client is accepted for a moment: raise `ulimit -n`, or give the host more memory");
+        self.rests_until = Some(Instant::now() + REST);
+        self.watch_listener();
+    }
+
     /// Accepts clients that wait.
     pub fn accept(&mut self, propose: Propose<'_>) {
-        while let Some(Ok((stream, from))) = self.listener.as_ref().map(TcpListener::accept) {
+        while let Some((stream, from)) = self.next_client(self.all.len()) {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -202,11 +283,10 @@ impl Clients {
         }
     }
 
-    /// Accepts clients that wait, for another owner.
-    pub fn take_new(&mut self) -> Vec<(TcpStream, plover_program::Client)> {
-        let accept = || self.listener.as_ref().map(TcpListener::accept);
+    /// Accepts clients that wait, for another owner that has so many `connected`.
+    pub fn take_new(&mut self, connected: usize) -> Vec<(TcpStream, plover_program::Client)> {
         let mut new = Vec::new();
-        while let Some(Ok((stream, from))) = accept() {
+        while let Some((stream, from)) = self.next_client(connected + new.len()) {
             set_up(&stream);
             new.push((stream, client_at(from)));
         }

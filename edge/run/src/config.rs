@@ -1,6 +1,6 @@
 //! The configuration file of a replica of a program.
 
-use plover_node::{ConfigError, FabricName, GroupConfig, PathConfig, read};
+use plover_node::{ConfigError, GroupConfig, PathConfig, read};
 use plover_program::{Entrance, Sessions};
 use plover_types::{ReplicaId, ReplicaSet};
 use serde::Deserialize;
@@ -72,7 +72,7 @@ pub struct ProgramConfig {
     #[serde(default)]
     pub snapshot_cmd: Option<String>,
     /// Take checkpoints without a command: end the program by SIGTERM, archive its directory, start it again. The
-    /// program must have written all its state when it ends.
+    /// program must have written all its state when it ends, with code 0 or 143 or by the signal.
     #[serde(default)]
     pub snapshot_by_stop: bool,
     /// A command that prepares the directory after a checkpoint was unpacked into it, before the program is
@@ -170,35 +170,60 @@ fn default_snapshot_s() -> u64 {
 /// and cuts. A replica that tries for weeks proposes so many.
 const ROOM_OF_REPLICAS: usize = 1 << 20;
 
+/// The longest that a program may be given for something.
+const WEEK_S: u64 = 7 * 24 * 3600;
+
 impl RunConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let config: Self = read(path)?;
-        config.group.check()?;
-        config.check().map_err(ConfigError::Mismatch)?;
+        let checked = config.group.check().and_then(|()| config.check());
+        checked.map_err(|why| ConfigError::Mismatch {
+            path: path.into(),
+            why,
+        })?;
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), String> {
-        let (group, program) = (&self.group, &self.program);
+    /// Whether `[group]` has keys that a program's group has not.
+    fn check_group(&self) -> Result<(), String> {
+        let group = &self.group;
+        let of_a_guest = "is about a guest, and a program has none";
         let lowest = group.replica.iter().map(|it| it.id).min();
-        for (is_given, key) in [
+        for (is_given, key, why) in [
             (
                 group
                     .first_leader
                     .is_some_and(|it| it != 0 && Some(it) != lowest),
                 "first_leader",
+                of_a_guest,
             ),
-            (group.hypervisor_timeout_ms != 600, "hypervisor_timeout_ms"),
-            (group.warm_witness != Default::default(), "warm_witness"),
-            (group.warm_mib_per_s != 64, "warm_mib_per_s"),
-            (!group.spare.is_empty(), "spare"),
-            (group.replace_after_s != 600, "replace_after_s"),
+            (
+                group.hypervisor_timeout_ms != 600,
+                "hypervisor_timeout_ms",
+                of_a_guest,
+            ),
+            (
+                group.warm_witness != Default::default(),
+                "warm_witness",
+                of_a_guest,
+            ),
+            (group.warm_mib_per_s != 64, "warm_mib_per_s", of_a_guest),
+            (!group.spare.is_empty(), "spare", of_a_guest),
+            (group.replace_after_s != 600, "replace_after_s", of_a_guest),
+            (
+                group.version_max.is_some(),
+                "version_max",
+                "is for guests, and a program's group has the newest version that all its replicas speak",
+            ),
+            (
+                group.fencing,
+                "fencing",
+                "is for two replicas, and a program never runs on two",
+            ),
         ] {
             if is_given {
-                return Err(format!(
-                    "group.{key} is about a guest, and a program has none: remove it"
-                ));
+                return Err(format!("group.{key} {why}: remove it"));
             }
         }
         if !matches!(group.replica.len(), 1 | 3 | 5 | 7 | 9) {
@@ -207,6 +232,12 @@ impl RunConfig {
                 group.replica.len()
             ));
         }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.check_group()?;
+        let program = &self.program;
         let port = program.listen.port();
         if port == 0 || program.port == 0 {
             return Err("program.listen and program.port need ports other than 0".into());
@@ -269,10 +300,14 @@ impl RunConfig {
                     .into(),
             );
         }
-        if program.start_s == 0 || program.snapshot_s == 0 || program.stall_ms < 100 {
-            return Err(
-                "program.start_s and snapshot_s must be at least 1, stall_ms at least 100".into(),
-            );
+        for (key, given, least, most) in [
+            ("start_s", program.start_s, 1, WEEK_S),
+            ("snapshot_s", program.snapshot_s, 1, WEEK_S),
+            ("stall_ms", program.stall_ms, 100, 1000 * WEEK_S),
+        ] {
+            if !(least..=most).contains(&given) {
+                return Err(format!("program.{key} = {given} must be {least} to {most}"));
+            }
         }
         Ok(())
     }
@@ -322,11 +357,6 @@ impl RunConfig {
     /// The bytes of the log that clients can fill.
     pub(crate) fn clients_room(&self) -> usize {
         self.group.log_mib << 20
-    }
-
-    /// Whether another fabric than TCP is named.
-    pub fn fabric(&self) -> FabricName {
-        self.group.fabric
     }
 }
 
@@ -391,7 +421,29 @@ mod tests {
     fn mistakes_are_named() {
         for (from, to, names) in [
             ("me = 1", "me = 1\nwarm_witness = \"off\"", "about a guest"),
+            (
+                "me = 1",
+                "me = 1\nversion_max = 2",
+                "version_max is for guests",
+            ),
+            ("me = 1", "me = 1\nfencing = true", "fencing is for two"),
             ("me = 1", "me = 7", "group.me"),
+            ("me = 1", "me = 7", "/group.toml does not fit together"),
+            (
+                "port = 6380",
+                "port = 6380\nsnapshot_s = 9000000000000000000",
+                "snapshot_s = 9000000000000000000 must be 1 to 604800",
+            ),
+            (
+                "port = 6380",
+                "port = 6380\nstart_s = 0",
+                "start_s = 0 must be 1",
+            ),
+            (
+                "port = 6380",
+                "port = 6380\nstall_ms = 99",
+                "stall_ms = 99 must be 100",
+            ),
             ("port = 6380", "port = 6380\ncolour = 1", "colour"),
             ("port = 6380", "port = 6380\ncheck = 3", "16 to 65536"),
             ("port = 6380", "port = 6380\ncheck = \"on\"", "off"),

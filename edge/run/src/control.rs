@@ -1,6 +1,7 @@
 //! The control socket: `run.sock` in the run directory, mode 0600. A request is one word on a line (`status`,
 //! `begin`), and the answer one JSON object on a line.
 
+use plover_node::accepted;
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -44,9 +45,13 @@ impl Control {
         std::thread::Builder::new()
             .name("control".into())
             .spawn(move || {
-                for stream in listener.incoming().flatten() {
+                for stream in accepted(listener.incoming()) {
                     let (sender, wake) = (sender.clone(), for_threads.clone());
-                    std::thread::spawn(move || serve(&stream, &sender, &wake));
+                    let served = std::thread::Builder::new().name("control-client".into());
+                    let served = served.spawn(move || serve(&stream, &sender, &wake));
+                    if let Err(error) = served {
+                        tracing::warn!(%error, "a control connection was refused: no thread can be made for it");
+                    }
                 }
             })?;
         Ok(Self {

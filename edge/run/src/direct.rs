@@ -69,7 +69,7 @@ pub(crate) struct Direct {
     memory: Option<Memory>,
     connections: Connections,
     outstanding: VecDeque<Outstanding>,
-    /// Clients' connections that the program has ended, with an entry that is not committed.
+    /// Clients' connections that the program has ended, with an entry that is not committed: so far they end by a reset.
     closing: VecDeque<(Viewstamp, TcpStream)>,
     happened: VecDeque<Happened>,
     epoch: u32,

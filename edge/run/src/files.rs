@@ -11,9 +11,9 @@
 
 use plover_program::{Own, State};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
-use std::fs::{File, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,11 +37,11 @@ impl Files {
             data: state_dir.join("data"),
             checkpoints: state_dir.join("checkpoints"),
         };
-        std::fs::create_dir_all(&files.data)?;
-        std::fs::create_dir_all(&files.checkpoints)?;
+        // A program that runs as another user may be given it.
+        let mut private = DirBuilder::new();
+        private.recursive(true).mode(0o700).create(&files.data)?;
         // Logins are in there.
-        let own = Permissions::from_mode(0o700);
-        std::fs::set_permissions(&files.checkpoints, own)?;
+        own_folder(&files.checkpoints)?;
         for entry in std::fs::read_dir(&files.checkpoints)? {
             let path = entry?.path();
             if path.extension().is_some_and(|it| it == "new") {
@@ -152,6 +152,13 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// Creates a folder, unless it is there, that only the user of this process enters. The umask does not see to that, because the
+/// program inherits it.
+pub(crate) fn own_folder(path: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o700))
 }
 
 /// A file that is removed again unless it is [finished](Files::finish): half a checkpoint would keep a full disk full.
@@ -295,6 +302,22 @@ mod tests {
         let again = Files::open(dir.path()).unwrap();
         assert_eq!(again.newest().unwrap(), Some(second));
         assert!(!files.checkpoints.join("half.new").exists());
+    }
+
+    #[test]
+    fn other_users_read_no_input_of_clients() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        std::fs::create_dir(&log).unwrap();
+        own_folder(&log).unwrap();
+        let files = Files::open(dir.path()).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        for path in [&log, &files.data, &files.checkpoints] {
+            assert_eq!(mode(path), 0o700, "{}", path.display());
+        }
+        // As the program's user needs it.
+        std::fs::set_permissions(&files.data, Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(mode(&Files::open(dir.path()).unwrap().data), 0o755);
     }
 
     #[test]

@@ -1,16 +1,20 @@
-//! Work that takes long, in threads of its own: unpacking, archiving and fetching checkpoints. And the thread that
-//! serves checkpoints to the other replicas.
+//! Work that takes long, in threads of its own: unpacking, archiving and fetching checkpoints. And the threads that
+//! serve checkpoints to the other replicas.
+
+mod serve;
+
+pub(crate) use serve::serve;
 
 use crate::config::ProgramConfig;
 use crate::files::{Files, complete, copy, sum_of};
 use crate::program::{Program, wait_until_dead};
 use plover_fabric::{Keys, Stream};
 use plover_program::{Held, Own, State};
-use plover_types::{Index, ReplicaId, View, Viewstamp};
+use plover_types::{ReplicaId, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::sync::Arc;
@@ -19,9 +23,6 @@ use std::time::{Duration, Instant};
 
 /// A transfer of which nothing comes for so long has failed.
 const SILENT_FOR: Duration = Duration::from_secs(20);
-
-/// Requests for checkpoints that are served at a time. A group has eight peers at most.
-const SERVED_MAX: usize = 16;
 
 /// The pause between two runs of the command that asks whether a program is ready.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -97,18 +98,30 @@ impl Jobs {
         self.done.try_iter().collect()
     }
 
-    fn begin(&self, job: impl FnOnce() -> Done + Send + 'static) {
+    /// Runs a job. If there can be no thread for it, its result is `failed`.
+    fn begin(
+        &self,
+        failed: impl FnOnce(String) -> Done,
+        job: impl FnOnce() -> Done + Send + 'static,
+    ) {
         let (sender, wake) = (self.sender.clone(), self.wake.clone());
-        std::thread::spawn(move || {
-            let _ = sender.send(job());
-            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
-        });
+        let runs = std::thread::Builder::new().name("job".into());
+        let runs = runs.spawn(move || finish(&sender, &wake, job()));
+        if let Err(error) = runs {
+            let why = format!(
+                "no thread can be made for it: {error}; raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+            );
+            finish(&self.sender, &self.wake, failed(why));
+        }
     }
 
     /// Empties the program's directory, and unpacks a checkpoint into it.
     pub fn prepare(&self, from: Option<Viewstamp>) {
         let (files, command, within) = (self.files.clone(), self.restore_cmd.clone(), self.within);
-        self.begin(move || Done::Prepared(prepare(&files, from, command, Instant::now() + within)));
+        let failed = |why| Done::Prepared(Err(NotPrepared::Failed(why)));
+        self.begin(failed, move || {
+            Done::Prepared(prepare(&files, from, command, Instant::now() + within))
+        });
     }
 
     /// Waits until the program of this start is ready. False if nothing tells: then it is.
@@ -116,7 +129,8 @@ impl Jobs {
         let (files, Some(command)) = (self.files.clone(), self.ready_cmd.clone()) else {
             return false;
         };
-        self.begin(move || {
+        let failed = move |why| Done::Ready(start, Err(why));
+        self.begin(failed, move || {
             loop {
                 let result = complete(shell(&command, &files), until, "start_s");
                 if result.is_ok() || Instant::now() + ASK_AGAIN_AFTER >= until {
@@ -133,11 +147,10 @@ impl Jobs {
     pub fn archive(&self, at: Viewstamp, state: State, ends: Option<Program>) {
         let (files, command) = (self.files.clone(), self.snapshot_cmd.clone());
         let (me, within) = (self.me, self.within);
-        self.begin(move || {
-            if ends.is_some_and(|program| !program.end()) {
-                return Done::Archived(Err(
-                    "the program did not end when SIGTERM asked it to".into()
-                ));
+        let failed = |why| Done::Archived(Err(why));
+        self.begin(failed, move || {
+            if let Some(Err(why)) = ends.map(Program::end) {
+                return Done::Archived(Err(why));
             }
             let deadline = Instant::now() + within;
             Done::Archived(archive(&files, (at, me), &state, command, deadline))
@@ -147,7 +160,8 @@ impl Jobs {
     /// Gets another replica's checkpoint.
     pub fn fetch(&self, held: Held) {
         let (files, keys) = (self.files.clone(), self.keys.clone());
-        self.begin(move || {
+        let failed = |why| Done::Fetched(Err(why));
+        self.begin(failed, move || {
             let fetched = fetch(&files, &held, keys.as_ref());
             Done::Fetched(fetched.map_err(|error| {
                 format!(
@@ -157,6 +171,12 @@ impl Jobs {
             }))
         });
     }
+}
+
+/// A job is done: wakes the loop.
+fn finish(sender: &Sender<Done>, wake: &OwnedFd, done: Done) {
+    let _ = sender.send(done);
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
 
 impl AsFd for Jobs {
@@ -251,62 +271,11 @@ fn fetch(files: &Files, held: &Held, keys: Option<&Arc<Keys>>) -> io::Result<Own
     Ok(own)
 }
 
-/// Serves this replica's checkpoints at a port of `ip` that the kernel chooses, to peers alone if there are `keys`.
-/// Returns the address.
-pub(crate) fn serve(ip: IpAddr, files: Files, keys: Option<Arc<Keys>>) -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind((ip, 0))?;
-    let address = listener.local_addr()?;
-    let files = Arc::new(files);
-    std::thread::Builder::new()
-        .name("checkpoints".into())
-        .spawn(move || {
-            for stream in listener.incoming().flatten() {
-                // The thread that serves a request holds a copy of this.
-                if Arc::strong_count(&files) > SERVED_MAX {
-                    tracing::warn!("a request for a checkpoint was refused: too many are served");
-                    continue;
-                }
-                let (files, keys) = (files.clone(), keys.clone());
-                let served = std::thread::Builder::new().name("checkpoint".into());
-                let served = served.spawn(move || {
-                    if let Err(error) = give(stream, &files, keys.as_ref()) {
-                        tracing::debug!(%error, "a checkpoint was not sent");
-                    }
-                });
-                if let Err(error) = served {
-                    tracing::warn!(%error, "a request for a checkpoint was refused");
-                }
-            }
-        })?;
-    Ok(address)
-}
-
-fn give(socket: TcpStream, files: &Files, keys: Option<&Arc<Keys>>) -> io::Result<()> {
-    socket.set_read_timeout(Some(SILENT_FOR))?;
-    socket.set_write_timeout(Some(SILENT_FOR))?;
-    let mut stream = Stream::from_peer(socket, keys)?;
-    let mut line = String::new();
-    BufReader::new((&mut stream).take(64)).read_line(&mut line)?;
-    let mut words = line.split_whitespace().filter_map(|word| word.parse().ok());
-    let (Some(view), Some(index)) = (words.next(), words.next()) else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
-    let at = Viewstamp {
-        view: View(view),
-        index: Index(index),
-    };
-    let own = files.find(at).ok_or(io::ErrorKind::NotFound)?;
-    // From here on the file is there, even if its name goes.
-    let mut file = File::open(files.path(&own))?;
-    stream.write_all(&own.bytes.to_le_bytes())?;
-    copy(&mut file, &mut stream, own.bytes)?;
-    stream.flush()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use plover_fabric::keys::PrivateKey;
+    use plover_types::{Index, View};
 
     #[test]
     fn a_checkpoint_goes_from_one_replica_to_another() {

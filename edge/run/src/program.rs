@@ -9,12 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a program that is asked to end may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// The code of a shell, and of some programs, that SIGTERM has ended.
+const ENDED_BY_TERM: i32 = 128 + libc::SIGTERM;
 
 /// A program that runs, or has ended.
 #[derive(Debug)]
@@ -71,16 +74,21 @@ impl Program {
 
     /// How it has ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
-        let status = self.child.as_mut()?.try_wait().ok().flatten()?;
-        Some(match (status.code(), status.signal()) {
-            (Some(code), _) => format!("it exited with code {code}"),
-            (None, Some(signal)) => format!("signal {signal} ended it"),
-            (None, None) => "it ended".into(),
-        })
+        self.status().map(in_words)
     }
 
-    /// Asks it to end, waits for a while, and kills what is left of it. Whether it has ended by itself.
-    pub fn end(self) -> bool {
+    fn status(&mut self) -> Option<ExitStatus> {
+        self.child.as_mut()?.try_wait().ok().flatten()
+    }
+
+    /// Asks it to end, waits for a while, and kills what is left of it. An error says that it has not ended as it was asked to, so
+    /// that it may not have written its state.
+    pub fn end(mut self) -> Result<(), String> {
+        if let Some(how) = self.ended() {
+            return Err(format!(
+                "the program had ended before SIGTERM asked it to: {how}"
+            ));
+        }
         if let Some(child) = &self.child {
             let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
         }
@@ -88,11 +96,36 @@ impl Program {
             tv_sec: ENDS_WITHIN.as_secs() as i64,
             tv_nsec: 0,
         };
-        let ended = poll(
+        let _ = poll(
             &mut [PollFd::new(&self.handle, PollFlags::IN)],
             Some(&timeout),
         );
-        ended == Ok(1)
+        let Some(status) = self.status() else {
+            return Err(format!(
+                "the program did not end within {} s when SIGTERM asked it to",
+                ENDS_WITHIN.as_secs()
+            ));
+        };
+        let is_orderly = match status.signal() {
+            Some(signal) => signal == libc::SIGTERM,
+            None => matches!(status.code(), Some(0 | ENDED_BY_TERM)),
+        };
+        if is_orderly {
+            return Ok(());
+        }
+        Err(format!(
+            "when SIGTERM asked the program to end, {}, so it may not have written its state: make it end with code 0, \
+             or take checkpoints by program.snapshot_cmd",
+            in_words(status)
+        ))
+    }
+}
+
+fn in_words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it exited with code {code}"),
+        (None, Some(signal)) => format!("signal {signal} ended it"),
+        (None, None) => "it ended".into(),
     }
 }
 
@@ -221,6 +254,40 @@ mod tests {
         poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
         assert!(program.is_ending());
         assert!(program.ended().is_some_and(|how| how.contains("signal 9")));
+    }
+
+    /// A program that crashes while it writes its state would give a checkpoint of half of it.
+    #[test]
+    fn only_an_end_in_order_is_a_success() {
+        let dir = tempfile::tempdir().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let start = |script: &str| {
+            let words = ["sh", "-c", script].map(OsString::from);
+            Program::start(&words, dir.path(), None).unwrap()
+        };
+        for (does, error) in [
+            ("exit 0", None),
+            ("exit 143", None),
+            ("trap - TERM; kill -TERM $$", None),
+            ("exit 1", Some("code 1")),
+            ("kill -KILL $$", Some("signal 9")),
+        ] {
+            let traps = format!("trap '{does}' TERM; : >ready; while :; do sleep 0.01; done");
+            let program = start(&traps);
+            let ready = dir.path().join("ready");
+            while std::fs::remove_file(&ready).is_err() {
+                assert!(Instant::now() < until, "{does}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            match (program.end(), error) {
+                (Ok(()), None) => {}
+                (Err(why), Some(error)) => assert!(why.contains(error), "{does}: {why}"),
+                (ended, _) => panic!("{does}: {ended:?}"),
+            }
+        }
+        let program = start("exit 0");
+        poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
+        assert!(program.end().unwrap_err().contains("before SIGTERM"));
     }
 
     #[test]

@@ -139,6 +139,8 @@ impl Sockets {
     /// Opens a connection. `bound` learns the port of this end before the program can see it.
     pub fn connect(&mut self, id: ConnectionId, mut bound: impl FnMut(u16)) -> io::Result<()> {
         let (stream, own, result) = self.open(&mut bound)?;
+        // What was to be told of this port is of another connection.
+        self.gone.retain(|port| *port != own.port());
         let is_dead = !matches!(result, Ok(()) | Err(Errno::INPROGRESS));
         stream.set_nodelay(true)?;
         let token = self.kind | self.next;
@@ -467,6 +469,8 @@ mod tests {
             }
             let accepted = rustix::net::accept(&listener).unwrap();
             let (_, connection) = sockets.all.pop_first().unwrap();
+            let port = connection.own.port();
+            assert!(!sockets.gone.contains(&port), "it is in use again: {port}");
             connection
                 .stream
                 .shutdown(std::net::Shutdown::Write)

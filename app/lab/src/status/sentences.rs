@@ -25,19 +25,10 @@ impl GroupStatus {
         told.extend(
             self.replicas
                 .iter()
-                .filter_map(|source| self.copy_in_words(source)),
+                .filter_map(ReplicaStatus::copy_in_words),
         );
         told.extend(self.after_a_loss());
         told
-    }
-
-    /// The copy that a replica makes of its guest: whether the other one could go on from it, or how far it is.
-    fn copy_in_words(&self, source: &ReplicaStatus) -> Option<String> {
-        let keeps = |other: &ReplicaStatus| {
-            let of = other.more.get("keeps_copy_of");
-            of.and_then(serde_json::Value::as_u64) == Some(source.id.into())
-        };
-        source.copy_in_words(self.replicas.iter().any(keeps))
     }
 
     /// Those of them that are not good news: what the guest lacks, and troubles.
@@ -146,7 +137,7 @@ impl GroupStatus {
     }
 
     fn all_answer(&self) -> bool {
-        self.is_whole() && self.replicas.iter().all(ReplicaStatus::answers)
+        self.is_whole() && self.members().all(ReplicaStatus::answers)
     }
 
     /// The leader answers, and too few others do.
@@ -173,7 +164,7 @@ impl GroupStatus {
             return "the guest is off".into();
         }
         let Some(why) = leader.text("unprotected_because") else {
-            return match leader.copy_in_words(false) {
+            return match leader.copy_in_words() {
                 Some(_) => "a copy to another replica is being made".into(),
                 None => "no other replica is in sync yet".into(),
             };
@@ -255,11 +246,11 @@ impl GroupStatus {
 
     /// Advice for the operator when no replica holds the guest; `None` while one does.
     fn after_a_loss(&self) -> Option<String> {
-        let down = || self.replicas.iter().filter(|replica| !replica.answers());
+        let down = || self.members().filter(|replica| !replica.answers());
         // A replica that leads boots the guest, if it does not hold it yet.
         let goes_on = |it: &ReplicaStatus| it.holds_state() || it.role == "leader";
         if self.replicas.iter().any(goes_on)
-            || down().count() == self.replicas.len()
+            || down().count() == self.members().count()
             || !self.is_whole()
         {
             return None;
@@ -311,6 +302,14 @@ mod tests {
         };
         let all = vec![lost(0, &[0, 1], 3), lost(1, &[1], 90), lost(2, &[0, 1], 3)];
         let told = lab(all.clone()).to_string();
+        assert!(told.contains("Replica 1 has the newest copy"), "{told}");
+        let mut spare = all.clone();
+        for it in &mut spare {
+            let members = serde_json::json!([0, 1, 2]);
+            it.more.insert("members".into(), members);
+        }
+        spare.push(ReplicaStatus::mute(3, "down", None));
+        let told = lab(spare).to_string();
         assert!(told.contains("Replica 1 has the newest copy"), "{told}");
         let mut two = all.clone();
         two[1] = ReplicaStatus::mute(1, "down", None);
@@ -445,9 +444,11 @@ mod tests {
         let table = lab(vec![secondary.clone()]).to_string();
         let told = "replica 2 has 74% of replica 1's 256 MiB: the warm copy lacks 64.5 MiB\n";
         assert!(table.contains(told), "{table}");
-        let mut witness = said(2, "witness", "1@r0", false);
-        witness.more.insert("keeps_copy_of".into(), 1.into());
-        let table = lab(vec![secondary, witness]).to_string();
+        let status = |secondary| planned(vec![secondary, said(2, "witness", "1@r0", false)]);
+        assert!(!status(secondary.clone()).is_warm(2));
+        secondary.more["copy"]["whole"] = true.into();
+        let table = status(secondary.clone()).to_string();
+        assert!(status(secondary).is_warm(2));
         let told = "replica 2 has a warm copy of replica 1's 256 MiB, and lacks 64.5 MiB of it\n";
         assert!(table.contains(told), "{table}");
     }

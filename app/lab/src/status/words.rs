@@ -56,9 +56,9 @@ impl ReplicaStatus {
         ))
     }
 
-    /// The copy of its guest that it makes or keeps warm on another replica, if there is one. A witness whose copy `is_warm`
-    /// could go on from it.
-    pub(super) fn copy_in_words(&self, is_warm: bool) -> Option<String> {
+    /// The copy of its guest that it makes or keeps warm on another replica, if there is one. A witness whose copy is whole could go
+    /// on from it.
+    pub(super) fn copy_in_words(&self) -> Option<String> {
         let copy = self.more.get("copy")?;
         let bytes = |key: &str| copy.get(key)?.as_u64();
         let (to, of) = (bytes("to")?, bytes("bytes")?);
@@ -68,10 +68,11 @@ impl ReplicaStatus {
             "leader" => "the copy that joins",
             _ => "the warm copy",
         };
-        if copy.get("open").and_then(serde_json::Value::as_bool) != Some(true) {
+        let is = |key: &str| copy.get(key).and_then(serde_json::Value::as_bool) == Some(true);
+        if !is("open") {
             return self.refused_in_words(to);
         }
-        if is_warm {
+        if is("whole") {
             return Some(format!(
                 "replica {to} has a warm copy of replica {}'s {} MiB, and lacks {} of it",
                 self.id,
@@ -85,6 +86,12 @@ impl ReplicaStatus {
             of >> 20,
             mebibytes(behind)
         ))
+    }
+
+    /// Whether it has made a warm copy for this replica, all of it.
+    pub(super) fn keeps_warm(&self, id: u8) -> bool {
+        let copy = self.more.get("copy").filter(|copy| copy["to"] == id);
+        copy.is_some_and(|copy| copy["open"] == true && copy["whole"] == true)
     }
 
     /// Why the replica that it offers a copy takes none.

@@ -74,7 +74,7 @@ pub enum FleetCommand {
     /// protected as before. Begins only when all are well. Stops at the first host where COMMAND fails or something is worse
     /// than before, with that host's replicas running again if they can, and touches no other one. So does Ctrl-C.
     #[command(
-        after_help = "Example:\n  plover fleet upgrade -- ssh {host} apt-get install -y plover\n  plover fleet upgrade --host gamma -- ssh {host} reboot-and-wait"
+        after_help = "Example:\n  plover fleet upgrade -- sh -c 'scp plover.deb {host}:/tmp && ssh {host} apt-get install -y /tmp/plover.deb'\n  plover fleet upgrade --host gamma -- ssh {host} reboot-and-wait"
     )]
     Upgrade {
         /// A host, by the name that the cluster has for it, once for each, in this order. Without it: all that have replicas

@@ -214,7 +214,7 @@ impl<'a> Group<'a> {
         let quoted = |text: &str| toml::Value::from(text).to_string();
         let mut text = format!(
             "# Replica {me} of the group {}. The other hosts' files differ in group.me alone.\n\
-             # Every key: docs/keys.md.\n\n[group]\nname = {}\nme = {me}\nreplica = [\n",
+             # Every key: /usr/share/doc/plover/docs/keys.md.\n\n[group]\nname = {}\nme = {me}\nreplica = [\n",
             self.name,
             quoted(&self.name)
         );

@@ -45,7 +45,7 @@ impl Instance {
         }
         match self.ask() {
             Ok(own) => {
-                self.set_attributes(&judge::attributes(&own, &self.config.group));
+                self.set_attributes(&self.attributes(&own));
                 if let Some(ended) = self.look_after_the_other(&own, begun) {
                     return ended;
                 }
@@ -65,6 +65,14 @@ impl Instance {
                 Outcome::of(Code::Failed, why)
             }
         }
+    }
+
+    /// The attributes of a node with this replica. The source of a warm copy knows whether all of it is there.
+    pub(super) fn attributes(&self, own: &DaemonStatus) -> [(&'static str, Option<String>); 2] {
+        let group = &self.config.group;
+        let is_cold = judge::is_to_be_warm(own, group)
+            && !GroupStatus::ask(&self.control()).is_ok_and(|group| group.is_warm(own.id));
+        judge::attributes(own, group, is_cold)
     }
 
     /// The replica's status. A busy host may answer late, so a replica that is silent is asked again.
@@ -110,7 +118,7 @@ impl Instance {
     /// Sets the attributes alone: the first monitor judges the replica.
     fn monitor_after_start(&self) -> Outcome {
         if let Ok(own) = self.control().status() {
-            self.set_attributes(&judge::attributes(&own, &self.config.group));
+            self.set_attributes(&self.attributes(&own));
         }
         Outcome::SUCCESS
     }

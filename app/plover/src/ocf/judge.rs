@@ -52,19 +52,22 @@ pub(super) fn waits(own: &DaemonStatus) -> bool {
 /// The end of the name of the attribute that says whether the guest is protected.
 pub(super) const PROTECTED: &str = "-protected";
 
-/// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected. The witness of three
-/// that is to keep a warm copy joins until it has that.
+/// Whether this is the witness of three, which is to keep a warm copy. Of several witnesses one is.
+pub(super) fn is_to_be_warm(own: &DaemonStatus, group: &GroupConfig) -> bool {
+    own.role == "witness" && group.warm_witness != Warm::Off && group.replica.len() == 3
+}
+
+/// The attributes of the node: the replica's role, and on the leader's node whether the guest is protected. A witness that is
+/// to keep a warm copy and is `cold` joins until it has that.
 pub(super) fn attributes(
     own: &DaemonStatus,
     group: &GroupConfig,
+    cold: bool,
 ) -> [(&'static str, Option<String>); 2] {
     let protected = if own.protected { "yes" } else { "no" };
-    // Of several witnesses one is kept warm.
-    let is_only = group.replica.len() == 3;
-    let is_warm = group.warm_witness == Warm::Off || !is_only || keeps_copy(own);
     let role = match own.role.as_str() {
         _ if group.is_spare() && waits(own) => spare(own.id),
-        "witness" if !is_warm => "joining".into(),
+        "witness" if cold => "joining".into(),
         role => role.into(),
     };
     [

@@ -46,7 +46,7 @@ impl Instance {
     /// Writes the attributes anew that Pacemaker has lost: its daemon holds them, and the cluster's status does not, for good,
     /// because the daemon writes only what has changed. Seen once in an hour of lost hosts, with Pacemaker 2.1.5.
     fn write_again(&self, here: &Node, own: &DaemonStatus) -> Result<()> {
-        let wanted = judge::attributes(own, &self.config.group);
+        let wanted = self.attributes(own);
         let lacks = |node: &Node| {
             let lost = |(name, value): &(&'static str, Option<String>)| {
                 value.is_some() && node.told(name).is_none()

@@ -141,20 +141,20 @@ fn the_nodes_attributes_name_the_leader_and_the_guests_protection() {
     let host = host();
     let file = host.path().join("shop.toml");
     let group = || ReplicaConfig::load(&file).unwrap().group;
-    let of = |own: Value| {
+    let of = |own: Value, cold: bool| {
         let own = serde_json::from_value(own).unwrap();
-        judge::attributes(&own, &group()).map(|(_, value)| value.unwrap_or_default())
+        let cold = cold && judge::is_to_be_warm(&own, &group());
+        judge::attributes(&own, &group(), cold).map(|(_, value)| value.unwrap_or_default())
     };
-    assert_eq!(of(leader()), ["leader", "yes"]);
+    assert_eq!(of(leader(), true), ["leader", "yes"]);
     let alone = with(leader(), &[("protected", json!(false))]);
-    assert_eq!(of(alone), ["leader", "no"]);
-    assert_eq!(of(witness()), ["witness", ""]);
-    let cold = || with(witness(), &[("keeps_copy_of", Value::Null)]);
-    assert_eq!(of(cold()), ["joining", ""]);
+    assert_eq!(of(alone, true), ["leader", "no"]);
+    assert_eq!(of(witness(), false), ["witness", ""]);
+    assert_eq!(of(witness(), true), ["joining", ""]);
     let text = std::fs::read_to_string(&file).unwrap();
     let write = |to: &str| std::fs::write(&file, text.replace("me = 0\n", to)).unwrap();
     write("me = 0\nwarm_witness = \"off\"\n");
-    assert_eq!(of(cold()), ["witness", ""]);
+    assert_eq!(of(witness(), true), ["witness", ""]);
     let more = (3..5).map(|id| format!("{{ id = {id}, address = \"192.0.2.1{id}:7700\" }},\n"));
     let five = text.replace(
         "]\n[guest]",
@@ -162,10 +162,14 @@ fn the_nodes_attributes_name_the_leader_and_the_guests_protection() {
     );
     assert_ne!(five, text);
     std::fs::write(&file, five).unwrap();
-    assert_eq!(of(cold()), ["witness", ""], "one of the three is warm");
+    assert_eq!(
+        of(witness(), true),
+        ["witness", ""],
+        "one of the three is warm"
+    );
     write("me = 3\nspare = [{ id = 3, address = \"192.0.2.13:7700\" }]\n");
     let spare = json!({"id": 3, "role": "recovering", "view": "0@r0", "isr": [], "waits_to_be_added": true});
-    assert_eq!(of(spare), ["spare 3", ""]);
+    assert_eq!(of(spare, true), ["spare 3", ""]);
 }
 
 #[test]

@@ -15,7 +15,8 @@ impl Leader {
         let count = held.len();
         let slot = held.slot();
         // The entry of the syncvm stands behind all inputs of the slot, and is committed.
-        cx.outputs.clear(slot, Index(0), held.release());
+        let frames = cx.outputs.guard.release(held);
+        cx.outputs.clear(slot, Index(0), frames);
         count
     }
 

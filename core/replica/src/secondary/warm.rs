@@ -92,6 +92,11 @@ impl WarmKeeper {
         refused.map_or(self.next_at, |(_, until)| until.max(self.next_at))
     }
 
+    /// Whether the target has had all that it keeps since this opening, and lacks only what has changed since.
+    pub fn is_whole(&self, stream: &Stream) -> bool {
+        stream.is_open && stream.attempt == self.told
+    }
+
     /// So many bytes were sent.
     pub fn charge(&mut self, now: Micros, bytes: u64, bytes_per_s: u64) {
         self.pace = self.pace.max(now) + Micros(bytes * 1_000_000 / bytes_per_s.max(1));
@@ -132,7 +137,7 @@ impl Secondary {
             return;
         };
         let open = self.open_copy(cx);
-        let is_whole = open.is_some_and(|copy| copy.peer == peer && copy.attempt == self.warm.told);
+        let is_whole = open.is_some_and(|copy| copy.peer == peer && self.warm.is_whole(copy));
         let keeps_none = cx.config.warm == Warm::Off;
         if (is_whole || keeps_none) && cx.now >= self.warm.report_at {
             self.warm.report_at = cx.now + REPORT_EVERY;

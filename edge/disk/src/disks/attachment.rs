@@ -4,12 +4,11 @@ use super::blocks::Blocks;
 use super::inner::Inner;
 use crate::health::lock;
 use crate::image::Image;
-use crate::snapshot::{Snapshot, SnapshotLimits};
+use crate::snapshot::{Snapshot, SnapshotRoom};
 use crate::worker::{DiskEvent, Work};
 use plover_types::{BlockNo, PageLayout, PageSet};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
@@ -20,8 +19,6 @@ pub struct Attachment {
     pub(super) inner: Arc<Inner>,
     pub(super) blocks: Blocks,
     pub(super) works: Sender<Work>,
-    /// The directory for the old content of blocks while there is a snapshot.
-    pub(super) kept_in: PathBuf,
     pub(super) ours: Vec<UnixStream>,
     pub(super) theirs: Vec<OwnedFd>,
 }
@@ -96,14 +93,13 @@ impl Attachment {
     }
 
     /// Takes a snapshot of all writable disks, after the work that was begun before, and hands it to `taken`. The
-    /// guest's requests wait until it is taken, which reads and writes no block.
+    /// guest's requests wait until it is taken, which reads and writes no block and makes no file.
     pub fn snapshot(
         &self,
-        limits: SnapshotLimits,
+        room: SnapshotRoom,
         taken: impl FnOnce(Result<Snapshot, String>) + Send + 'static,
     ) {
-        let dir = self.kept_in.clone();
-        self.begin_writing(move |blocks| taken(Snapshot::take(blocks, &dir, limits)));
+        self.begin_writing(move |blocks| taken(Snapshot::take(blocks, room)));
     }
 
     /// The present sizes of the disks, in bytes, in the order of the configuration; 0 for one that may not grow.

@@ -69,7 +69,7 @@ impl Inner {
         journal: &Path,
         health: &Arc<Health>,
     ) -> Result<Self, DiskError> {
-        let used_before = journal.exists();
+        let used_before = journal.exists().then_some(journal);
         let images: Vec<Image> = specs
             .iter()
             .map(|spec| Image::open(spec, used_before))
@@ -84,11 +84,7 @@ impl Inner {
                 .filter(|blocks| *blocks <= 1 << 31)
                 .ok_or_else(|| DiskError::TooLarge(images.iter().map(Image::bytes).sum()))?;
         }
-        let mut journal = Journal::open(journal, blocks)?;
-        if used_before && images.iter().any(|image| image.made) {
-            // An image is gone, and the journal does not describe the empty one in its place.
-            journal.begin_copy()?;
-        }
+        let journal = Journal::open(journal, blocks)?;
         let inner = Self {
             images,
             regions,

@@ -95,12 +95,15 @@ impl Backing for Server {
     }
 
     fn busy(&self, busy: bool) {
-        *lock(&self.image().asked) = busy.then(Instant::now);
         if busy {
             self.inner.busy.fetch_add(1, Ordering::AcqRel);
         } else {
             self.inner.busy.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    fn works(&self, works: bool) {
+        *lock(&self.image().asked) = works.then(Instant::now);
     }
 
     fn failed(&self, what: &str, error: &io::Error) {

@@ -93,6 +93,25 @@ fn other_disks_and_damage_are_named() {
     );
 }
 
+/// A journal that cannot be read is neither damaged nor torn. A folder and a file that is opened for writing alone are such.
+#[test]
+fn an_error_in_reading_is_told_and_counts_no_older_slot() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Journal::look(dir.path(), BLOCKS).unwrap_err();
+    assert!(matches!(error, DiskError::Io { .. }), "{error}");
+    let path = dir.path().join("j");
+    let mut journal = Journal::open(&path, BLOCKS).unwrap();
+    journal.stage(SyncNo(1), &batch(&[1], 1)).unwrap();
+    journal.file = OpenOptions::new().write(true).open(&path).unwrap();
+    let error = journal.pending().unwrap_err();
+    assert!(matches!(error, DiskError::Io { .. }), "{error}");
+    assert!(newest(&journal.file, &path, BLOCKS).is_err());
+    // Cut off, it was never written.
+    let whole = File::open(&path).unwrap();
+    journal.file.set_len(BODY_AT + 10).unwrap();
+    assert!(read_body(&whole, &journal.slot).unwrap().is_none());
+}
+
 /// The journal of another release is refused with its format number, and not changed.
 #[test]
 fn another_format_is_no_damage() {

@@ -41,7 +41,7 @@ fn through_a_backup(copy: &MemoryCopy, pages: u32) -> (File, MachineState) {
         export(theirs, bytes, &qcow2, None, |_| {}, || true).unwrap();
     });
     let source = Source::look(&qcow2).unwrap().unwrap();
-    source.import(&raw, |_| {}).unwrap();
+    source.import(&raw, |_| {}, || true).unwrap();
     let image = MemoryImage::open(&raw, u64::from(pages) * PAGE).unwrap();
     let ram = memory(pages);
     let mut last = 0;
@@ -100,10 +100,27 @@ fn a_copy_that_has_ended_says_why() {
     assert_eq!(copy.wait_until_whole().map(|_| ()), why);
 }
 
+/// A memory that the last step could take whole: before it is known which pages have data, only those that were written since
+/// are owed.
+#[test]
+fn a_copy_that_has_not_begun_is_not_finished() {
+    let dir = tempfile::tempdir().unwrap();
+    let ram = memory(8);
+    write(&ram, 5, 9);
+    let copy = MemoryCopy::new(ram, 8 * PAGE, dir.path(), 1);
+    assert_eq!((copy.owed(), copy.is_close()), (Ok(8), Ok(false)));
+    assert!(copy.finish(&state()).is_err());
+    copy.owe_all();
+    assert_eq!((copy.owed(), copy.is_close()), (Ok(1), Ok(true)));
+    assert!(copy.finish(&state()).is_ok());
+}
+
 #[test]
 fn a_copy_without_room_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let copy = MemoryCopy::begin(memory(1), 1 << 43, dir.path(), 1).unwrap();
+    // All that is free, of which a copy may take half.
+    let room = scratch::room(dir.path()).unwrap();
+    let copy = MemoryCopy::begin(memory(1), room, dir.path(), 1).unwrap();
     let error = copy.wait_until_whole().unwrap_err();
     assert!(error.contains("make room"), "{error}");
 }

@@ -11,11 +11,12 @@ use super::Body;
 use crate::clock;
 use crate::control::{Running, Taken};
 use crate::variables;
-use plover_disk::{MachineState, MemoryCopy, Snapshot, SnapshotLimits};
+use plover_disk::{MachineState, MemoryCopy, Snapshot, SnapshotRoom};
 use plover_replica::Role;
 use plover_types::{PAGE_BYTES, PageNo, PageSet, SyncNo};
 use plover_vm::QemuVm;
 use serde_json::json;
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -40,7 +41,7 @@ struct Last {
 
 #[derive(Debug)]
 struct Wanted {
-    limits: SnapshotLimits,
+    room: SnapshotRoom,
     with_memory: bool,
     reply: Sender<Result<Taken, String>>,
 }
@@ -141,10 +142,18 @@ fn mark(number: u64) -> String {
 }
 
 impl Body {
+    /// The folder for the old content of blocks that are written while a backup runs.
+    pub(super) fn backup_folder(&self) -> Result<PathBuf, String> {
+        match self.why_no_backup() {
+            Some(why) => Err(why),
+            None => Ok(self.config.paths.state_dir.clone()),
+        }
+    }
+
     /// An operator wants a backup: it is taken at the next sync.
     pub(super) fn want_backup(
         &mut self,
-        limits: SnapshotLimits,
+        room: SnapshotRoom,
         with_memory: bool,
         reply: Sender<Result<Taken, String>>,
     ) {
@@ -154,7 +163,7 @@ impl Body {
             }
             None => {
                 self.backup.wanted = Some(Wanted {
-                    limits,
+                    room,
                     with_memory,
                     reply,
                 });
@@ -246,7 +255,7 @@ impl Body {
             }
             Some(Ok(finished)) => finished,
         };
-        let Wanted { limits, reply, .. } = wanted;
+        let Wanted { room, reply, .. } = wanted;
         self.backup.number += 1;
         let mut about = self.about_backup(sync);
         about["memory_bytes"] = memory_bytes.into();
@@ -254,7 +263,7 @@ impl Body {
             about["uefi_variables"] = variables::to_text(&vm.flash()).ok().into();
         }
         let (last, number) = (Arc::clone(&self.backup.last), self.backup.number);
-        disks.snapshot(limits, move |snapshot| {
+        disks.snapshot(room, move |snapshot| {
             let taken = snapshot.map(|snapshot| {
                 let snapshot = Arc::new(snapshot);
                 about["mark"] = mark(snapshot.mark()).into();

@@ -33,11 +33,14 @@ impl Body {
                     let answer = self.reload(*file, dry_run)?;
                     let _ = reply.send(answer);
                 }
+                Request::BackupFolder { reply } => {
+                    let _ = reply.send(self.backup_folder());
+                }
                 Request::Snapshot {
-                    limits,
+                    room,
                     with_memory,
                     reply,
-                } => self.want_backup(limits, with_memory, reply),
+                } => self.want_backup(room, with_memory, reply),
                 Request::CopyMemory { bytes_per_s, reply } => {
                     let _ = reply.send(self.copy_memory(bytes_per_s));
                 }
@@ -331,7 +334,7 @@ impl Body {
             }
             Role::Recovering => "recovers the log from the other replicas".into(),
             Role::Witness => match status.keeps_copy_of {
-                Some(source) => format!("is witness, with a warm copy of replica {}", source.0),
+                Some(source) => format!("is witness, with a copy of replica {}", source.0),
                 None => "is witness".into(),
             },
             Role::Joining => "joins: it gets a full copy".into(),
@@ -388,6 +391,7 @@ impl Body {
             "copy": status.warm.map(|copy| json!({
                 "to": copy.peer.0,
                 "open": copy.open,
+                "whole": copy.whole,
                 "bytes_behind": u64::from(copy.behind) * PAGE_BYTES as u64,
                 "bytes": u64::from(copy.of) * PAGE_BYTES as u64,
             })),

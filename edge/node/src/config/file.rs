@@ -24,7 +24,10 @@ impl ConfigFile {
         let text = super::text(path)?;
         let mut config: ReplicaConfig = super::parse(path, &text)?;
         config.group.seat();
-        config.check()?;
+        config.check().map_err(|why| ConfigError::Mismatch {
+            path: path.clone(),
+            why,
+        })?;
         Ok(Self {
             path: path.clone(),
             config,

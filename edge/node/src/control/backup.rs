@@ -1,7 +1,7 @@
 //! The connections of a backup. Each is served by a thread of its own, which may wait for a disk.
 
 use super::{ANSWER_WITHIN, LINE_BYTES_MAX, Request, StopHandle};
-use plover_disk::{MemoryCopy, Snapshot, SnapshotLimits};
+use plover_disk::{MemoryCopy, Snapshot, SnapshotLimits, SnapshotRoom};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -44,15 +44,18 @@ pub(super) fn running(handle: &StopHandle, number: u64) -> Result<Running, Strin
     ask(handle, |reply| Request::RunningBackup { number, reply })
 }
 
-/// Waits for the next sync and the snapshot that is taken there.
+/// Waits for the next sync and the snapshot that is taken there. Its room is made before, on this thread, which may wait for a
+/// disk.
 pub(super) fn snapshot(
     handle: &StopHandle,
     limits: SnapshotLimits,
     with_memory: bool,
 ) -> Result<Taken, String> {
+    let folder = ask(handle, |reply| Request::BackupFolder { reply })?;
+    let room = SnapshotRoom::make(&folder, limits)?;
     let (reply, answer) = channel();
     handle.send(Request::Snapshot {
-        limits,
+        room,
         with_memory,
         reply,
     });

@@ -7,7 +7,7 @@ use crate::config::{RunConfig, Via};
 use crate::control::Control;
 use crate::direct::{self, Direct};
 use crate::face::LowNumber;
-use crate::files::Files;
+use crate::files::{Files, own_folder};
 use crate::jobs::{Jobs, serve};
 use crate::orphans::Known;
 use crate::sockets::Sockets;
@@ -36,12 +36,8 @@ pub fn run(
     let low_number = LowNumber::keep()?;
     let words = crate::program::found(words)?;
     let paths = &config.paths;
-    for directory in [&paths.state_dir, &paths.run_dir] {
-        std::fs::create_dir_all(directory)
-            .map_err(|e| format!("cannot create {}: {e}", directory.display()))?;
-    }
-    let files = Files::open(&paths.state_dir)
-        .map_err(|e| format!("cannot use {}: {e}", paths.state_dir.display()))?;
+    plover_node::private_folder("paths.state_dir", &paths.state_dir)?;
+    plover_node::private_folder("paths.run_dir", &paths.run_dir)?;
     let control = Control::listen(&paths.run_dir)
         .map_err(|e| format!("cannot listen in {}: {e}", paths.run_dir.display()))?;
     let me = ReplicaId(config.group.me);
@@ -52,8 +48,6 @@ pub fn run(
         .find(|it| it.id == config.group.me);
     let ip = own.ok_or("group.me has no [[group.replica]]")?.address.ip();
     let keys = config.group.keys()?;
-    let address = serve(ip, files.clone(), keys.clone())
-        .map_err(|e| format!("cannot listen for the other replicas at {ip}: {e}"))?;
     let fabric =
         match plover_node::open_fabric(&config.group, keys.clone(), plover_fabric::draw_process())?
         {
@@ -61,8 +55,14 @@ pub fn run(
             None => alone(&config, me)?,
         };
     let log = paths.state_dir.join("log");
+    own_folder(&log).map_err(|e| format!("cannot use {}: {e}", log.display()))?;
     let name = &config.group.name;
     let mut server = Server::in_directory(config.log(), fabric, LogOnly, &log, name)?;
+    // It has locked the log. Another process of this replica, whose checkpoint may be in the making, would be refused there.
+    let files = Files::open(&paths.state_dir)
+        .map_err(|e| format!("cannot use {}: {e}", paths.state_dir.display()))?;
+    let address = serve(ip, files.clone(), keys.clone())
+        .map_err(|e| format!("cannot listen for the other replicas at {ip}: {e}"))?;
     let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
     server.watch(epoll.as_fd())?;
     let stop = Stop::new()?;

@@ -7,8 +7,8 @@ use crate::orphans::Orphans;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
-/// A leader that has had no lease for so long gives up the clients' address, and resets their connections: it
-/// cannot serve them, and another one may.
+/// A leader that has had no lease for so long gives up the clients' address, if it has taken it, and resets their connections:
+/// it cannot serve them, and another one may. It lets clients in again when it has the lease again.
 const CUT_OFF_AFTER: Duration = Duration::from_secs(3);
 
 impl Body {
@@ -18,10 +18,9 @@ impl Body {
         self.clients
             .retry(&mut |entry| propose(server, room, entry));
         if !self.brain.serves() {
-            if self.clients.is_listening() {
-                self.clients.drop_all();
-            }
+            self.clients.drop_all();
             self.face = None;
+            self.face_failures = 0;
             return;
         }
         let now = Instant::now();
@@ -29,11 +28,12 @@ impl Body {
             self.leased_at = now;
         }
         let is_cut_off = now > self.leased_at + CUT_OFF_AFTER;
-        if is_cut_off && self.face.is_some() {
+        if is_cut_off && (self.clients.is_listening() || self.face.is_some()) {
+            // Before the address goes: the kernel sends no reset from one that it has no more.
             self.clients.reset_all();
             self.directly(Direct::reset_clients);
             self.face = None;
-            let why = "this leader reaches no majority of the group: it has given up the clients' address";
+            let why = "this leader reaches no majority of the group: it has reset its clients, and lets none in";
             tracing::warn!("{why}");
             self.remember(why.into());
         }

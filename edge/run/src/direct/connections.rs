@@ -161,6 +161,8 @@ impl Connections {
     }
 
     pub fn replay(&mut self, memory: &Memory, port: u16, client: Client) {
+        // The kernel gives a port again once the connection before is over, which may not be told yet.
+        self.gone(memory, port);
         let connection = Connection {
             client,
             id: None,
@@ -212,7 +214,12 @@ impl Connections {
     /// The program has closed the connection. Returns its name, if the log waits for that.
     pub fn free(&mut self, memory: &Memory, slot: usize) -> Option<ConnectionId> {
         let connection = self.all[slot].take()?;
-        if connection.knocks.is_some() {
+        // The end of a replayed one is told later, and by then the slot may be another's.
+        let is_replayed = self.ports.get(&connection.port) == Some(&slot);
+        if is_replayed {
+            self.ports.remove(&connection.port);
+        }
+        if is_replayed || connection.knocks.is_some() {
             memory.shared().by_port[usize::from(connection.port)].store(0, SeqCst);
         }
         memory.free(slot);
@@ -260,4 +267,64 @@ fn queued(stream: &TcpStream, which: libc::Ioctl) -> i32 {
     // SAFETY: both requests write one int, and the socket is open.
     let result = unsafe { libc::ioctl(stream.as_raw_fd(), which, &raw mut bytes) };
     if result < 0 { 0 } else { bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::Terms;
+    use super::*;
+
+    const CLIENT: Client = Client {
+        ip: [192, 0, 2, 200],
+        port: 4000,
+    };
+
+    fn memory() -> Memory {
+        let terms = Terms {
+            wait_read: false,
+            copies_output: true,
+            allows_outgoing: false,
+            log_clock: false,
+            port: 6379,
+            listen: "192.0.2.100:6379".parse().unwrap(),
+            secret: [7; 16],
+            door: "a door".into(),
+        };
+        Memory::new(&terms, 0).unwrap()
+    }
+
+    /// The program of a follower would see this host's address on the second connection.
+    #[test]
+    fn a_connection_whose_end_is_told_late_takes_no_slot_from_another() {
+        let memory = memory();
+        let mut connections = Connections::new(6379);
+        let number = connections.free.last().copied().unwrap();
+        connections.replay(&memory, 50_000, CLIENT);
+        // The program accepts it, and closes it before this process knows.
+        memory.slot(number).refs.store(0, SeqCst);
+        connections.free(&memory, number);
+        connections.replay(&memory, 50_001, CLIENT);
+        connections.gone(&memory, 50_000);
+        let sought = |port: usize| memory.shared().by_port[port].load(SeqCst);
+        assert!(connections.get(number).is_some());
+        assert_eq!(memory.slot(number).refs.load(SeqCst), REFS_NOT_ACCEPTED);
+        assert_eq!(sought(50_000), 0);
+        assert_eq!(
+            sought(50_001) as usize & ((1 << SLOT_BITS) - 1),
+            number,
+            "the program finds it"
+        );
+    }
+
+    #[test]
+    fn a_port_that_is_given_again_has_one_slot() {
+        let memory = memory();
+        let mut connections = Connections::new(6379);
+        for _ in 0..3 {
+            connections.replay(&memory, 50_000, CLIENT);
+        }
+        assert_eq!(connections.all.iter().flatten().count(), 1);
+        connections.gone(&memory, 50_000);
+        assert!(connections.are_none());
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::memory::{Memory, is_input};
 use super::{Direct, Outstanding};
+use crate::clients::ends_by_reset;
 use plover_log::Error;
 use plover_preload::{Kind, Record};
 use plover_program::{ConnectionId, Entry};
@@ -152,9 +153,12 @@ impl Direct {
             None => {}
         }
         if record.kind == Kind::Close {
-            let stream = self.connections.take_stream(record.slot);
-            self.closing
-                .extend(proposed.filter(|_| !record.flag).zip(stream));
+            if let Some(stream) = self.connections.take_stream(record.slot) {
+                // Until that is committed. The program may have changed how it ends.
+                ends_by_reset(&stream);
+                let in_order = proposed.filter(|_| !record.flag);
+                self.closing.extend(in_order.map(|at| (at, stream)));
+            }
             let noticed = self.connections.free(memory, record.slot);
             self.happened.extend(noticed.map(Happened::Noticed));
         }

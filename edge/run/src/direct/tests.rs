@@ -8,7 +8,7 @@ use plover_types::{Index, View, Viewstamp};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -160,4 +160,24 @@ fn a_client_whose_socket_the_program_cannot_take_is_turned_away() {
     bench.limit_files(4096);
     let _client = bench.connect();
     bench.turn_until("the next client is accepted", |it| it.accepted > 0);
+}
+
+/// The connection has no option that makes its end a reset, as if the program had taken it away.
+#[test]
+fn an_end_that_is_not_committed_is_a_reset() {
+    let mut bench = Bench::new();
+    let losses: [fn(&mut Direct); 2] = [Direct::cut_off, Direct::clear];
+    for lose in losses {
+        let mut client = bench.connect();
+        client.write_all(b"bye\n").unwrap();
+        bench.turn_until("the program ends the connection", |it| {
+            !it.direct.closing.is_empty()
+        });
+        lose(&mut bench.direct);
+        client
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let end = client.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(end, Err(ErrorKind::ConnectionReset));
+    }
 }

@@ -50,7 +50,7 @@ fn is_left_behind(dir: &Path, options: &Options) {
     for word in [
         "has wire version 3",
         "speaks wire version 2",
-        "the newer release",
+        "group.version_max",
     ] {
         assert!(said.contains(word), "no '{word}' in: {said}");
     }

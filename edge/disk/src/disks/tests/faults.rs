@@ -15,6 +15,16 @@ fn attach_for_copy(disks: &mut Disks) -> Attachment {
     }
 }
 
+/// Why the disks are not attached, once the threads of the last guest have ended.
+fn refusal(mut attach: impl FnMut() -> Result<Attachment, DiskError>) -> String {
+    loop {
+        match attach() {
+            Err(DiskError::Busy) => std::thread::yield_now(),
+            attached => return attached.err().unwrap().to_string(),
+        }
+    }
+}
+
 /// Ends a copy, as a first syncvm does.
 fn complete(disks: &mut Disks, sync: u64) {
     disks.stage(SyncNo(sync), Batch::new());
@@ -40,17 +50,23 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     );
     drop(attachment);
     assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));
+    // However slow this test is, the failure was a moment ago.
+    let hour = Duration::from_secs(3600);
+    disks.health.failed_at(Some(Instant::now() + hour));
     let early = disks.attach_for_copy().err().unwrap().to_string();
     assert!(
         early.contains(&why) && early.contains("again later"),
         "{early}"
     );
     // The next try sees the present file.
-    let mut seen = disks.attach().err().unwrap().to_string();
-    assert!(seen.contains("0 bytes, not"), "{seen}");
-    seen = disks.attach_to_boot().err().unwrap().to_string();
-    assert!(seen.contains("0 bytes, not"), "{seen}");
+    for seen in [
+        refusal(|| disks.attach()),
+        refusal(|| disks.attach_to_boot()),
+    ] {
+        assert!(seen.contains("0 bytes, not"), "{seen}");
+    }
     file.set_len(8 * DISK_BLOCK_BYTES as u64).unwrap();
+    disks.health.failed_at(None);
     let attachment = attach_for_copy(&mut disks);
     assert!(
         disks.failure().is_some() && !disks.is_whole(),
@@ -122,4 +138,51 @@ fn an_image_that_was_lost_is_not_whole_when_it_is_made_again() {
     assert!(refused.contains("incomplete"), "{refused}");
     drop(disks);
     assert!(!scratch.open().is_whole(), "nor after another start");
+}
+
+/// The empty image is made, and then the next one cannot be opened: the journal has been told before.
+#[test]
+fn an_image_that_was_lost_is_not_whole_when_another_one_failed_as_it_was_made() {
+    let scratch = Scratch::new();
+    drop(scratch.open());
+    let at = |name: &str| scratch.dir.path().join(name);
+    std::fs::remove_file(at("a")).unwrap();
+    std::fs::rename(at("b"), at("gone")).unwrap();
+    std::fs::create_dir(at("b")).unwrap();
+    let disks = scratch.open();
+    let why = disks.failure().unwrap();
+    assert!(at("a").exists() && why.contains("cannot open"), "{why}");
+    drop(disks);
+    std::fs::remove_dir(at("b")).unwrap();
+    std::fs::rename(at("gone"), at("b")).unwrap();
+    let refused = scratch.open().attach_to_boot().err().unwrap().to_string();
+    assert!(refused.contains("incomplete"), "{refused}");
+}
+
+/// One that is made in part is no image, and one of which nothing was made is refused.
+#[test]
+fn an_image_that_cannot_be_made_is_not_left() {
+    let scratch = Scratch::new();
+    let (mut specs, journal) = (scratch.specs(), scratch.dir.path().join("journal"));
+    let image = scratch.dir.path().join("a");
+    // No file is as large.
+    let size = specs[0].bytes.replace(u64::MAX);
+    for used_before in [false, true] {
+        if used_before {
+            drop(scratch.open());
+            std::fs::remove_file(&image).unwrap();
+        }
+        let why = match Disks::open(&specs, &journal) {
+            Ok(disks) => disks.failure().unwrap(),
+            Err(error) => error.to_string(),
+        };
+        assert!(why.contains("cannot create the disk image"), "{why}");
+        assert!(!image.exists(), "used before: {used_before}");
+    }
+    File::create(&image).unwrap();
+    specs[0].bytes = size;
+    let why = Disks::open(&specs, &journal).unwrap().failure().unwrap();
+    assert!(why.contains("0 bytes") && why.contains("remove"), "{why}");
+    std::fs::remove_file(&image).unwrap();
+    assert!(!scratch.open().is_whole());
 }

@@ -5,7 +5,7 @@ use crate::export::{Base, export};
 use crate::image::Image;
 use crate::import::Source;
 use crate::nbd::Extent;
-use crate::snapshot::{Snapshot, SnapshotLimits};
+use crate::snapshot::{Snapshot, SnapshotLimits, SnapshotRoom};
 use proptest::prelude::*;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,17 @@ use std::sync::mpsc::channel;
 
 const BLOCK: usize = DISK_BLOCK_BYTES;
 
+/// The folder of the old content is gone when the snapshot is taken: the guest waits for no folder.
 fn take(attachment: &Attachment, kept_blocks: u64) -> Result<Snapshot, String> {
     let (told, taken) = channel();
+    let folder = tempfile::tempdir().unwrap();
     let limits = SnapshotLimits {
         kept_bytes: kept_blocks * BLOCK as u64,
         bytes_per_s: u64::MAX,
     };
-    attachment.snapshot(limits, move |snapshot| told.send(snapshot).unwrap());
+    let room = SnapshotRoom::make(folder.path(), limits).unwrap();
+    folder.close().unwrap();
+    attachment.snapshot(room, move |snapshot| told.send(snapshot).unwrap());
     taken.recv().unwrap()
 }
 
@@ -219,7 +223,7 @@ fn backups_of_changes_are_the_disk_as_it_was() {
         }
         let source = Source::look_with(&image, &folders).unwrap().unwrap();
         let raw = dir.join("raw");
-        source.import(&raw, |_| ()).unwrap();
+        source.import(&raw, |_| (), || true).unwrap();
         assert!(std::fs::read(&raw).unwrap() == was, "backup {round}");
         let stored = std::fs::metadata(&image).unwrap().len();
         assert_eq!(stored > 2 * MIB, round == 0, "{stored} bytes in {round}");
