@@ -4,12 +4,13 @@
 //!   the end of a series   Drop: SIGKILL, wait
 //!   Ctrl-C, SIGTERM       a thread: SIGKILL to all children. The wait for them then returns
 //!                         `Interrupted`; drops take labs and folders away, and the figures stay
-//!   SIGKILL of ourselves  the kernel sends SIGKILL to every child (PR_SET_PDEATHSIG). The lab and the
-//!                         folders stay, and the next run removes them
+//!   SIGKILL of ourselves  the kernel sends SIGKILL to every child (PR_SET_PDEATHSIG). The lab, the
+//!                         processes in it and the folders stay, and the next run removes them
 //! ```
 //!
-//! Children are in process groups of their own. A Ctrl-C at the terminal reaches us alone, so no part of
-//! a cluster stops before the rest.
+//! Each child leads a process group of its own. A Ctrl-C at the terminal reaches us alone, so no part of
+//! a cluster stops before the rest. Our SIGKILL goes to the whole group: the child of a child, as a client
+//! under `timeout`, holds the pipes that we read to their end.
 
 use anyhow::{Context, Result};
 use plover_lab::progress::{Interrupted, Progress};
@@ -75,14 +76,16 @@ fn is_ignored(signal: i32) -> bool {
     asked == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
+/// Kills a child and all processes that it has started.
 fn kill(pid: u32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
         // It may be gone already.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
     }
 }
 
-/// A child that is killed when this is dropped, and when a signal comes.
+/// A child that is killed, with all processes that it has started, when this is dropped, and when a signal
+/// comes.
 #[derive(Debug)]
 pub(crate) struct Process {
     /// Taken by `output` alone.
@@ -187,7 +190,10 @@ impl Drop for Process {
     fn drop(&mut self) {
         children().retain(|&pid| pid != self.id);
         if let Some(child) = &mut self.child {
-            let _ = child.kill();
+            // Of a child that was waited for, the number may be another's by now.
+            if matches!(child.try_wait(), Ok(None)) {
+                kill(self.id);
+            }
             let _ = child.wait();
         }
     }
@@ -225,6 +231,34 @@ impl Drop for Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn what_a_child_has_started_ends_with_it() {
+        let ends: [fn(Process); 2] = [drop, |process: Process| {
+            kill(process.id());
+            process.output().expect("a killed child can be waited for");
+        }];
+        for end in ends {
+            let mut shell = Command::new("sh");
+            shell
+                .args(["-c", "sleep 60 & echo $!; wait"])
+                .stdout(Stdio::piped());
+            let mut shell = Process::start(&mut shell).unwrap();
+            let out = shell.child().stdout.take().unwrap();
+            let mut pid = String::new();
+            BufReader::new(out).read_line(&mut pid).unwrap();
+            let pid = pid.trim().parse().unwrap();
+            let sleeper = plover_lab::process::Process::now(pid).unwrap();
+            end(shell);
+            let until = Instant::now() + Duration::from_secs(20);
+            while sleeper.is_alive() {
+                assert!(Instant::now() < until, "process {pid} goes on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
 
     #[test]
     fn a_dropped_process_and_its_folder_are_gone() {

@@ -178,7 +178,7 @@ fn pgbench(lab: &Lab, seconds: u64, dir: &Path) -> Result<f64> {
     let clients = Clients::in_lab(lab, image.kernel.with_file_name("client"));
     clients.fill(1)?;
     let commits = clients.settle(clients.start(dir, CLIENTS, seconds)?)?;
-    Ok(commits.acknowledged.len() as f64 / seconds as f64)
+    Ok(commits.in_time as f64 / seconds as f64)
 }
 
 fn print_table(options: &Options, rates: &[Rates; 2], machine: &Machine) {

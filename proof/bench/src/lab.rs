@@ -5,13 +5,14 @@ use crate::children::{self, Process, check};
 use crate::stock_colo::{self, StockColo};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use plover_lab::net::Namespace;
 use plover_lab::options::Options;
 use plover_lab::state::LabName;
 use plover_lab_proof::Turn;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 /// A running lab.
 #[derive(Debug)]
@@ -44,29 +45,9 @@ impl Lab {
         Ok(Self::Plover(lab))
     }
 
-    /// Runs a command on the client's host and returns what it printed.
-    pub fn exec<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<String> {
-        printed(command, self.output_of(command)?)
-    }
-
-    /// As [`exec`](Self::exec), for a command that waits for ever without an answer. An error after
-    /// `limit_s` seconds.
-    pub fn exec_within(&self, limit_s: u32, command: &[&str]) -> Result<String> {
-        /// The exit code of `timeout` when it has ended the command.
-        const TIMED_OUT: i32 = 124;
-        let limit = limit_s.to_string();
-        let output = self.output_of(&[&["timeout", &limit], command].concat())?;
-        if output.status.code() == Some(TIMED_OUT) {
-            let command = in_words(command);
-            bail!("`{command}` on the client has no answer to all it asked after {limit_s} s");
-        }
-        printed(command, output)
-    }
-
-    fn output_of<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<Output> {
-        let mut exec = self.on_client(command)?;
-        exec.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Process::start(&mut exec)?.output()
+    /// Runs a command on the client's host. See [`exec_within`].
+    pub fn exec_within(&self, limit_s: u64, command: &[&str]) -> Result<String> {
+        exec_within(&self.client()?, limit_s, command)
     }
 
     /// A command that runs on the client's host.
@@ -74,11 +55,14 @@ impl Lab {
         let (program, arguments) = command.split_first().context("no command")?;
         let mut command = Command::new(program);
         command.args(arguments);
-        let client = match self {
-            Self::Plover(lab) => lab.topology().client(),
-            Self::Colo(colo) => colo.client()?,
-        };
-        client.exec_in(command)
+        self.client()?.exec_in(command)
+    }
+
+    fn client(&self) -> Result<Namespace> {
+        match self {
+            Self::Plover(lab) => Ok(lab.topology().client()),
+            Self::Colo(colo) => colo.client(),
+        }
     }
 
     /// The lab's status, as `plover lab status --json` prints it.
@@ -111,13 +95,27 @@ impl Lab {
     }
 }
 
-/// The output of a command on the client's host, if it succeeded.
-fn printed<S: AsRef<OsStr>>(command: &[S], output: Output) -> Result<String> {
+/// Runs a command on the clients' host and returns what it printed. An error after `limit_s` seconds: a client
+/// waits for ever for a guest that does not answer any more.
+pub(crate) fn exec_within(client: &Namespace, limit_s: u64, command: &[&str]) -> Result<String> {
+    /// The exit code of `timeout` when it has ended the command.
+    const TIMED_OUT: i32 = 124;
+    let mut limited = Command::new("timeout");
+    limited
+        .arg(limit_s.to_string())
+        .args(command)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let output = Process::start(&mut client.exec_in(limited)?)?.output()?;
+    let words = command.join(" ");
+    if output.status.code() == Some(TIMED_OUT) {
+        bail!("`{words}` on the client has no answer to all it asked after {limit_s} s");
+    }
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!(
-            "`{}` on the client failed ({}): {}",
-            in_words(command),
+            "`{words}` on the client failed ({}): {}",
             output.status,
             said.trim()
         );
@@ -125,20 +123,12 @@ fn printed<S: AsRef<OsStr>>(command: &[S], output: Output) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn in_words<S: AsRef<OsStr>>(command: &[S]) -> String {
-    let words: Vec<_> = command
-        .iter()
-        .map(|word| word.as_ref().to_string_lossy())
-        .collect();
-    words.join(" ")
-}
-
-/// The name of the bench's lab.
+/// The name of the bench's lab, whatever runs in it.
 pub(crate) fn name() -> LabName {
     "bench".parse().expect("a good name")
 }
 
-/// Waits until no other bench and no test has a lab, and takes down what a killed bench has left.
+/// Waits until no other bench, no test and no demo has a lab, and takes down what a killed bench has left.
 pub(crate) fn turn() -> Result<Turn> {
     let turn = Turn::wait();
     plover_lab::down::down(&name())?;

@@ -26,6 +26,7 @@ mod variant;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use plover_lab::up::is_interruption;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -49,8 +50,8 @@ enum Bench {
     Failover(failover::Options),
     /// Random writes, and PostgreSQL, on a replicated disk, `vsmr` against `none`.
     Disk(disk::Options),
-    /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
-    /// ZooKeeper and an in-process Raft.
+    /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd and
+    /// ZooKeeper.
     Consensus(consensus::Options),
     /// An unmodified Redis under `plover run`, by each way that clients can reach it, beside the same Redis alone.
     Programs(programs::Options),
@@ -70,12 +71,13 @@ fn main() -> ExitCode {
     plover_fabric::ofi::forget_signal_handlers();
     match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(_) if children::check().is_err() => {
-            eprintln!("bench: ended by a signal; no lab is left, and what was measured is kept");
-            ExitCode::FAILURE
-        }
         Err(error) => {
-            eprintln!("bench: {error:#}");
+            if !is_interruption(&error) {
+                eprintln!("bench: {error:#}");
+            }
+            if children::check().is_err() {
+                eprintln!("bench: ended by a signal; what was measured is kept");
+            }
             ExitCode::FAILURE
         }
     }

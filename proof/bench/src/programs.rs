@@ -18,7 +18,7 @@ mod feeder;
 mod table;
 
 use crate::children::{Process, progress, spoken_progress};
-use crate::lab::plover;
+use crate::lab::{exec_within, name, plover};
 use crate::stats::Sample;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -33,13 +33,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The lab's name.
-const NAME: &str = "bench-programs";
 /// Where a Redis listens that a proxy feeds.
 const PORT: u16 = 6380;
 /// Keys that are written.
 const KEYS: &str = "10000";
 const WITHIN: Duration = Duration::from_secs(60);
+/// `redis-benchmark` waits for ever for an answer. Its limit is this time and that of its requests at so few a second. The
+/// slowest way, reads by nine replicas, answers 1900.
+const LATE_S: u64 = 120;
+const LEAST_PER_S: u32 = 100;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -189,7 +191,7 @@ impl Served {
             plan.keys.push_str("\ndurability = \"disk\"");
         }
         let hosts = if way == Way::One { 1 } else { all };
-        let group = Group::up(NAME, hosts, &plover(), &Redis, &plan)?;
+        let group = Group::up(name().as_str(), hosts, &plover(), &Redis, &plan)?;
         group.wait_for("a group that serves", &spoken_progress(), Group::is_whole)?;
         Ok(Self::Group(group))
     }
@@ -203,24 +205,14 @@ impl Served {
 
     /// SETs a second, and the median and the 99th percentile of their answers' times in microseconds.
     fn measure(&self, connections: u32, requests: u32) -> Result<(f64, f64, f64)> {
-        let mut command = Command::new("redis-benchmark");
-        command
-            .args(["-h", &LISTEN.ip().to_string()])
-            .args(["-p", &LISTEN.port().to_string()])
-            .args(["-t", "set", "-r", KEYS, "--csv"])
-            .args(["-c", &connections.to_string()])
-            .args(["-n", &requests.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut command = self.topology().client().exec_in(command)?;
-        let output = Process::start(&mut command)?.output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let figures = figures(&text);
-        figures.with_context(|| {
-            let said = String::from_utf8_lossy(&output.stderr);
-            format!("redis-benchmark did not finish: {text}{said}")
-        })
+        let (host, port) = (LISTEN.ip().to_string(), LISTEN.port().to_string());
+        let limit_s = LATE_S + u64::from(requests / LEAST_PER_S);
+        let (connections, requests) = (connections.to_string(), requests.to_string());
+        let mut command = vec!["redis-benchmark", "-h", &host, "-p", &port];
+        command.extend(["-t", "set", "-r", KEYS, "--csv"]);
+        command.extend(["-c", &connections, "-n", &requests]);
+        let text = exec_within(&self.topology().client(), limit_s, &command)?;
+        figures(&text).with_context(|| format!("redis-benchmark did not finish: {text}"))
     }
 
     fn stop(self) -> Result<()> {
@@ -291,11 +283,12 @@ struct Plain {
 
 impl Plain {
     fn start(hosts: usize) -> Result<Self> {
-        Topology::remove(NAME)?;
+        let name = name();
+        plover_lab::down::down(&name)?;
         let mut plain = Self {
             feeder: None,
             programs: Vec::new(),
-            topology: Topology::create(NAME, hosts)?,
+            topology: Topology::create(name.as_str(), hosts)?,
         };
         let own = |id: usize| Ipv4Addr::new(10, 77, 0, 10 + id as u8);
         let alone = hosts == 1;

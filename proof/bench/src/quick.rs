@@ -56,8 +56,8 @@ const TESTS: [&str; 2] = ["SET", "GET"];
 
 /// redis-benchmark waits for ever for a guest that does not answer any more. With checkpoints every 100
 /// ms it takes 100 s. With QEMU's own COLO, which stands still now and then, it takes 6 s.
-const WITHIN_S: u32 = 600;
-const COLO_WITHIN_S: u32 = 60;
+const WITHIN_S: u64 = 600;
+const COLO_WITHIN_S: u64 = 60;
 
 /// The baseline: the guest unreplicated.
 const NONE: &str = "none";

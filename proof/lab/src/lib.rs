@@ -70,7 +70,7 @@ pub mod storm;
 
 use crate::experiment::{Experiment, Verdict};
 use crate::load::Pressure;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use plover_lab::options::Options;
 use plover_lab::prerequisites::Missing;
 use plover_lab::progress::{Progress, interruption};
@@ -79,30 +79,74 @@ use plover_lab::up::is_interruption;
 use plover_lab::{Fault, Lab, Target};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output};
+use std::process::{Child, Command, ExitCode, ExitStatus, Output};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// One lab at a time on this machine: held while a test runs one. It locks a file that exists anyway, so
-/// that nothing is left behind. The lock is the kernel's, so it holds between processes and ends with
-/// them.
+/// One lab at a time on this machine: held while a test, a bench or the demo runs one. The names of labs are the
+/// machine's, so the file that it locks is the machine's, too. The lock is the kernel's, so it holds between processes
+/// and ends with them.
 #[derive(Debug)]
 pub struct Turn {
-    _file: File,
+    /// Nothing for a user who cannot run labs.
+    _file: Option<File>,
 }
 
+/// The file of [`Turn`]. Only root, who runs the labs, can lock it.
+const TURN: &str = "/run/plover-turn.lock";
+
 impl Turn {
-    /// Waits for the lock.
+    /// Waits for the lock. A user other than root runs no lab, and waits for none.
     pub fn wait() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-        let file = File::open(path).expect("this package has a Cargo.toml");
-        flock(&file, FlockOperation::LockExclusive).expect("a file can be locked");
-        Self { _file: file }
+        if !rustix::process::geteuid().is_root() {
+            return Self { _file: None };
+        }
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(TURN)
+            .unwrap_or_else(|error| {
+                panic!("cannot open {TURN}: {error}; root must be able to write to /run")
+            });
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let _ = writeln!(
+                std::io::stderr(),
+                "a test, a bench or a demo runs its lab on this machine: waiting until it ends"
+            );
+            flock(&file, FlockOperation::LockExclusive).expect("a file can be locked");
+        }
+        Self { _file: Some(file) }
+    }
+}
+
+/// Waits for the end of a process. One that has not ended within `limit` is killed.
+///
+/// # Errors
+/// It was killed, or cannot be waited for.
+pub fn wait_within(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            bail!(
+                "process {} did not end within {} s and was killed",
+                child.id(),
+                limit.as_secs()
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -378,4 +422,23 @@ fn checksums(events: &[TraceEvent]) -> BTreeMap<u64, BTreeMap<u8, String>> {
     }
     found.retain(|_, sides| sides.len() == 2);
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_does_not_end_is_killed() {
+        let start = |words: &str| {
+            let child = Command::new("sh").args(["-c", words]).spawn();
+            child.expect("sh starts")
+        };
+        let ended = wait_within(&mut start("exit 3"), PATIENCE).expect("it ends by itself");
+        assert_eq!(ended.code(), Some(3));
+        let mut goes_on = start("exec sleep 600");
+        let error = wait_within(&mut goes_on, Duration::ZERO).expect_err("it goes on");
+        assert!(error.to_string().contains("was killed"), "{error}");
+        assert!(goes_on.try_wait().expect("it is known").is_some());
+    }
 }

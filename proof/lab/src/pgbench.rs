@@ -13,14 +13,17 @@
 //! A client of `pgbench` never connects again. A client whose connection is lost is aborted, and the
 //! exit status says so.
 
+use crate::wait_within;
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::Lab;
 use plover_lab::net::Namespace;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The TPC-B of `pgbench`, with client and count in each row.
 const SCRIPT: &str = "\
@@ -43,6 +46,12 @@ END;
 const SUMS: &str = "\
 SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers),
        (SELECT sum(bbalance) FROM pgbench_branches), (SELECT sum(delta) FROM pgbench_history)";
+
+/// How much longer than it was told to `pgbench` may take: its last transactions may wait for a failover.
+const LATE: Duration = Duration::from_secs(120);
+
+/// How long any other program of theirs may take, in seconds.
+const WITHIN_S: u64 = 600;
 
 /// A transaction: its client, and its count at that client, from 1.
 pub type Transaction = (u32, u64);
@@ -69,14 +78,18 @@ impl Clients {
         }
     }
 
-    fn command(&self, program: &str) -> Result<Command> {
+    fn path(&self, program: &str) -> Result<PathBuf> {
         let path = self.programs.join(program);
         ensure!(
             path.exists(),
             "{} is missing: build it with `guests/build postgres`",
             path.display()
         );
-        let mut command = Command::new(path);
+        Ok(path)
+    }
+
+    /// Makes a command of one of the programs reach the server.
+    fn reach(&self, mut command: Command) -> Result<Command> {
         command
             .env("PGHOST", self.server.to_string())
             .env("PGUSER", "postgres")
@@ -90,12 +103,22 @@ impl Clients {
 
     /// Runs a program to its end and returns its output.
     fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        /// The exit code of `timeout` when it has ended the program.
+        const TIMED_OUT: i32 = 124;
+        let mut limited = Command::new("timeout");
+        limited.arg(WITHIN_S.to_string()).arg(self.path(program)?);
         let output = self
-            .command(program)?
+            .reach(limited)?
             .args(arguments)
             .output()
             .with_context(|| format!("cannot run {program}"))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        ensure!(
+            output.status.code() != Some(TIMED_OUT),
+            "{program} {} has no answer to all it asked {} after {WITHIN_S} s",
+            arguments.join(" "),
+            self.server
+        );
         if !output.status.success() {
             bail!(
                 "{program} failed ({}):\n{}\n{}",
@@ -120,7 +143,7 @@ impl Clients {
         std::fs::write(&script, SCRIPT)
             .with_context(|| format!("cannot write {}", script.display()))?;
         let child = self
-            .command("pgbench")?
+            .reach(Command::new(self.path("pgbench")?))?
             // One thread, so that there is one log.
             .args(["--no-vacuum", "--jobs=1", "--define=transaction=0"])
             .arg(format!("--client={clients}"))
@@ -134,7 +157,9 @@ impl Clients {
             .context("cannot run pgbench")?;
         Ok(Load {
             log: dir.join(format!("commits.{}", child.id())),
-            child: Some(child),
+            child,
+            seconds,
+            ends_by: Instant::now() + Duration::from_secs(seconds) + LATE,
         })
     }
 
@@ -185,8 +210,10 @@ impl Clients {
 /// A `pgbench` at work. Dropping it ends it.
 #[derive(Debug)]
 pub struct Load {
-    child: Option<Child>,
+    child: Child,
     log: PathBuf,
+    seconds: u64,
+    ends_by: Instant,
 }
 
 /// The log and the report of a `pgbench` that ran to its end.
@@ -194,6 +221,8 @@ pub struct Load {
 pub struct Commits {
     /// The transactions whose commit was acknowledged.
     pub acknowledged: Vec<Transaction>,
+    /// How many of them were acknowledged in the time that it was given.
+    pub in_time: usize,
     /// Its output: rates and latencies.
     pub report: String,
 }
@@ -202,25 +231,26 @@ impl Load {
     /// Waits for the end.
     ///
     /// # Errors
-    /// A client lost its connection or met an error.
+    /// A client lost its connection, met an error, or waits for an answer long after the time.
     fn finish(mut self) -> Result<Commits> {
-        let Some(child) = self.child.take() else {
-            bail!("pgbench has ended already")
-        };
-        let output = child
-            .wait_with_output()
-            .context("cannot wait for pgbench")?;
-        let report = String::from_utf8_lossy(&output.stdout).into_owned();
+        let limit = self.ends_by.saturating_duration_since(Instant::now());
+        let ended = wait_within(&mut self.child, limit);
+        let status = ended.context("pgbench, whose clients wait for answers")?;
+        let mut report = String::new();
+        // A report of some lines: the pipe has room for it.
+        if let Some(mut output) = self.child.stdout.take() {
+            output.read_to_string(&mut report)?;
+        }
         ensure!(
-            output.status.success(),
-            "pgbench failed ({}), as it does when a connection is lost:\n{report}",
-            output.status
+            status.success(),
+            "pgbench failed ({status}), as it does when a connection is lost:\n{report}"
         );
         let text = std::fs::read_to_string(&self.log)
             .with_context(|| format!("cannot read pgbench's log {}", self.log.display()))?;
         let acknowledged: Result<Vec<_>> = text.lines().map(transaction).collect();
         Ok(Commits {
             acknowledged: acknowledged?,
+            in_time: committed_within(&text, self.seconds),
             report,
         })
     }
@@ -228,11 +258,25 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+/// How many transactions of a log were committed within so many seconds from when the first of them began. `pgbench`
+/// begins no transaction after its time, but the log has the last one of each client, which ends later.
+pub fn committed_within(log: &str, seconds: u64) -> usize {
+    // `client transaction time script epoch microseconds`: how long it took, in µs, and when it ended.
+    let span = |line: &str| -> Option<(u64, u64)> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+        let end = number(4)? * 1_000_000 + number(5)?;
+        Some((end.checked_sub(number(2)?)?, end))
+    };
+    let spans: Vec<(u64, u64)> = log.lines().filter_map(span).collect();
+    let first = spans.iter().map(|(begin, _)| *begin).min();
+    let until = first.unwrap_or_default() + seconds * 1_000_000;
+    spans.iter().filter(|(_, end)| *end <= until).count()
 }
 
 /// The first two numbers of a line: of the log, or of a row of the history.
@@ -350,6 +394,16 @@ mod tests {
         for bad in [lost, repeated, unexplained, by_half, nothing] {
             assert!(!bad.is_clean(), "{bad}");
         }
+    }
+
+    /// Two clients for three seconds. One of them waits for its last answer until long after.
+    #[test]
+    fn a_transaction_that_ends_too_late_is_not_one_of_the_time() {
+        let log = "0 1 1000000 0 1700000001 500000\n1 1 1400000 0 1700000002 0\n0 2 1500000 0 1700000003 0\n\
+                   1 2 9000000 0 1700000011 0\n0 3 failed 0 1700000003 100000\n";
+        assert_eq!(committed_within(log, 3), 3);
+        assert_eq!(committed_within(log, 2), 2);
+        assert_eq!(committed_within("", 3), 0);
     }
 
     #[test]

@@ -114,8 +114,9 @@ impl Connection {
     pub fn get_many(&mut self, keys: &[String]) -> io::Result<Vec<Option<Vec<u8>>>> {
         let mut words: Vec<&[u8]> = vec![b"MGET"];
         words.extend(keys.iter().map(|key| key.as_bytes()));
-        let Answer::Many(answers) = self.command(&words)? else {
-            return Err(ErrorKind::InvalidData.into());
+        let answers = match self.command(&words)? {
+            Answer::Many(answers) => answers,
+            other => return Err(unexpected(&other)),
         };
         if answers.len() != keys.len() {
             return Err(Error::new(
@@ -158,11 +159,13 @@ fn bulk(answer: Answer) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// `InvalidData` says that the answer is wrong. A refusal is not: Redis may load its data, or have no memory.
 fn unexpected(answer: &Answer) -> Error {
-    Error::new(
-        ErrorKind::InvalidData,
-        format!("unexpected answer {answer:?}"),
-    )
+    let kind = match answer {
+        Answer::Refused(_) => ErrorKind::Other,
+        _ => ErrorKind::InvalidData,
+    };
+    Error::new(kind, format!("unexpected answer {answer:?}"))
 }
 
 fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
@@ -212,8 +215,8 @@ fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
         .by_ref()
         .take(ANSWER_BYTES_MAX as u64)
         .read_until(b'\n', &mut line)?;
-    if line.is_empty() {
-        // The other side has closed the connection.
+    if !line.ends_with(b"\n") && line.len() < ANSWER_BYTES_MAX {
+        // The other side has closed the connection, perhaps in the middle of an answer.
         return Err(ErrorKind::UnexpectedEof.into());
     }
     let line = line.strip_suffix(b"\r\n").ok_or(ErrorKind::InvalidData)?;
@@ -223,6 +226,7 @@ fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::programs::{Client, Wrong};
     use std::net::{Ipv4Addr, TcpListener};
 
     fn read(bytes: &[u8]) -> io::Result<Answer> {
@@ -285,6 +289,30 @@ mod tests {
         let mut connection = Connection::open(address, Duration::from_secs(10)).unwrap();
         assert_eq!(connection.time().unwrap(), Duration::from_millis(17_250));
         assert!(connection.time().is_err());
+    }
+
+    #[test]
+    fn a_wrong_answer_is_told_from_a_refusal_and_from_an_end() {
+        let address = server(&[
+            b"-LOADING Redis is loading the dataset in memory\r\n",
+            b"-MISCONF Redis is configured to save\r\n",
+            b":1\r\n",
+            b"+OK\r\n",
+            b"?\r\n",
+            b"*2\r\n$-1\r\n",
+        ]);
+        let mut client = Connection::open(address, Duration::from_secs(10)).unwrap();
+        let keys = ["a".to_owned()];
+        let answers = [
+            client.write("a", "1"),
+            client.read(&keys).map(drop),
+            client.write("a", "1"),
+            client.read(&keys).map(drop),
+            client.write("a", "1"),
+            client.read(&keys).map(drop),
+        ];
+        let are_wrong = answers.map(|answer| answer.unwrap_err().is::<Wrong>());
+        assert_eq!(are_wrong, [false, false, true, true, true, false]);
     }
 
     #[test]

@@ -3,10 +3,15 @@
 use crate::program;
 use anyhow::{Context, Result, ensure};
 use plover_lab::Lab;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long a command may take to say where it listens, and then for each answer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command that runs for all replicas of a lab, until it is dropped. Control sockets are files, so it needs no namespace
 /// of theirs.
@@ -68,8 +73,19 @@ impl Served {
             child,
             address: String::new(),
         };
+        let stdout = stdout.context("its output is a pipe")?;
+        let patience = Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let has_spoken = poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&patience))?;
+        ensure!(
+            has_spoken > 0,
+            "{command:?} does not say within {} s where it listens",
+            PATIENCE.as_secs()
+        );
         let mut line = String::new();
-        BufReader::new(stdout.context("its output is a pipe")?).read_line(&mut line)?;
+        BufReader::new(stdout).read_line(&mut line)?;
         let words = line.split([' ', '/', '\n']);
         let address = words
             .into_iter()
@@ -102,13 +118,15 @@ impl Served {
     /// It does not answer, or with another code than 200.
     pub fn get(&self, path: &str) -> Result<String> {
         let mut stream = self.connect()?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         write!(
             stream,
             "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",
             self.address
         )?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
+        let read = stream.read_to_string(&mut answer);
+        read.with_context(|| format!("{path}: no answer, after {answer:?}"))?;
         ensure!(answer.contains(" 200 "), "{path}: {answer}");
         let body = answer.split_once("\r\n\r\n").map(|(_, body)| body);
         Ok(body.context("a body")?.to_owned())

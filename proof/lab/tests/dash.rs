@@ -6,48 +6,67 @@ use plover_lab::options::Options;
 use plover_lab::status::milliseconds;
 use plover_lab::{Fault, Lab};
 use plover_lab_proof::served::Served;
-use plover_lab_proof::{kill_leader, plover, progress, prove_on, role, wait_for};
+use plover_lab_proof::{kill_leader, plover, progress, prove_on, role, wait_for, wait_within};
 use serde_json::Value;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const BROWSER: &str = "/usr/bin/chromium";
 
-/// A browser that draws the page, gives it some seconds of its own time, and prints what it has become.
+/// How long a browser may take to draw a page.
+const DRAWS_WITHIN: Duration = Duration::from_secs(180);
+
+/// A browser that draws the page, gives it some seconds of its own time, and prints what it has become into a file.
 struct Browser {
     child: Child,
-    _profile: tempfile::TempDir,
+    profile: tempfile::TempDir,
+    ends_by: Instant,
 }
+
+/// What it prints, in the folder of its profile.
+const PRINTED: &str = "printed.html";
 
 impl Browser {
     fn start(url: &str) -> Result<Self> {
         let profile = tempfile::tempdir()?;
+        let printed = File::create(profile.path().join(PRINTED))?;
         let child = Command::new(BROWSER)
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
             .args(["--virtual-time-budget=8000", "--timeout=60000"])
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .arg(url)
-            .stdout(Stdio::piped())
+            .stdout(printed)
             .stderr(Stdio::null())
             .spawn()?;
         Ok(Self {
             child,
-            _profile: profile,
+            profile,
+            ends_by: Instant::now() + DRAWS_WITHIN,
         })
     }
 
-    fn has_drawn(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_some())
+    /// Whether it has drawn the page, or never will in time.
+    fn is_done(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some() || Instant::now() >= self.ends_by)
     }
 
     /// The page, when it is drawn.
-    fn page(self) -> Result<String> {
-        let output = self.child.wait_with_output()?;
-        ensure!(output.status.success(), "{BROWSER}: {}", output.status);
-        Ok(String::from_utf8(output.stdout)?)
+    fn page(mut self) -> Result<String> {
+        let limit = self.ends_by.saturating_duration_since(Instant::now());
+        let status = wait_within(&mut self.child, limit).context(BROWSER)?;
+        ensure!(status.success(), "{BROWSER}: {status}");
+        Ok(std::fs::read_to_string(self.profile.path().join(PRINTED))?)
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -84,7 +103,7 @@ fn compare(lab: &Lab, dash: &Served) -> Result<bool> {
     let leader = lab.find(&role("leader"))?;
     let mut browser = Browser::start(&dash.url())?;
     let mut asked = Vec::new();
-    while !browser.has_drawn()? {
+    while !browser.is_done()? {
         asked.extend(status(lab, leader));
     }
     asked.extend(status(lab, leader));

@@ -13,10 +13,13 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Writes that a test waits for.
 const ENOUGH: u64 = 400;
+
+/// How long the server may take until it answers.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Connections that write.
 const WRITERS: u64 = 4;
@@ -38,10 +41,13 @@ impl Server {
             .spawn()
             .expect("the server starts");
         let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
-        while Link::open(address).is_err() {
+        let server = Self { child, address };
+        let deadline = Instant::now() + ANSWERS_WITHIN;
+        while let Err(error) = Link::open(address) {
+            assert!(Instant::now() < deadline, "{error:#}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        Self { child, address }
+        server
     }
 }
 

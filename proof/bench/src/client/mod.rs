@@ -252,18 +252,26 @@ mod tests {
         address
     }
 
+    /// Loads a server, again and again until something is answered in time: a busy machine may be too slow.
+    fn answered(options: &Options) -> Result<Measured> {
+        loop {
+            let mut told = 0;
+            let measured = load(options, || {
+                told += 1;
+                Ok(())
+            })?;
+            assert_eq!(told, 1);
+            if measured.requests > 0 {
+                return Ok(measured);
+            }
+        }
+    }
+
     #[test]
     fn batches_are_counted_by_their_requests() {
         let to = server(b":1\r\n", b'*');
-        let mut told = 0;
-        let options = options(to, Traffic::RedisIncr, 10);
-        let measured = load(&options, || {
-            told += 1;
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(told, 1);
-        assert!(measured.requests > 0 && measured.requests % 10 == 0);
+        let measured = answered(&options(to, Traffic::RedisIncr, 10)).unwrap();
+        assert_eq!(measured.requests % 10, 0);
         let latency = measured.latency.unwrap();
         assert!(latency.p50_us <= latency.p99_us);
     }
@@ -272,7 +280,7 @@ mod tests {
     fn a_server_that_says_no_is_an_error() {
         let to = server(b"-ERR no\r\n", b'*');
         let options = options(to, Traffic::RedisTime, 1);
-        let error = load(&options, || Ok(())).unwrap_err().to_string();
+        let error = answered(&options).unwrap_err().to_string();
         assert!(error.contains("ERR no"), "{error}");
     }
 
@@ -283,7 +291,7 @@ mod tests {
         let silent = load(&options(to, Traffic::RedisTime, 1), || Ok(())).unwrap();
         assert_eq!((silent.requests, silent.latency), (0, None));
         drop(listener);
-        assert!(load(&options(to, Traffic::RedisTime, 1), || Ok(())).is_err());
+        assert!(answered(&options(to, Traffic::RedisTime, 1)).is_err());
     }
 
     #[test]

@@ -36,6 +36,24 @@ pub(crate) struct Spans {
     pub span: Duration,
 }
 
+/// Opens as many connections as the load has, each by `open` with its number.
+pub(crate) async fn connect_all<C, F: Future<Output = Result<C>>>(
+    load: Load,
+    mut open: impl FnMut(usize) -> F,
+) -> Result<Vec<C>> {
+    let mut connections = Vec::new();
+    for number in 0..load.connections {
+        connections.push(within(PATIENCE, open(number)).await?);
+    }
+    Ok(connections)
+}
+
+/// The result of some work, or an error if that takes longer than `limit`.
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let done = tokio::time::timeout(limit, work).await;
+    done.context("no answer within 20 s")?
+}
+
 /// Runs each connection in a loop of its own until the span is over. `pids` are the other processes that
 /// do the work.
 pub(crate) async fn closed_loops<C: Connection>(
@@ -58,15 +76,12 @@ pub(crate) async fn closed_loops<C: Connection>(
         }
         anyhow::Ok(connections)
     });
-    let limit = spans.warm_up + spans.span + PATIENCE;
-    let connections = tokio::time::timeout(limit, done)
-        .await
-        .context("no answer within 20 s")??;
+    let connections = within(spans.warm_up + spans.span + PATIENCE, done).await?;
     let recorder = Rc::try_unwrap(recorder).map_err(|_| anyhow::anyhow!("a loop goes on"))?;
     let recorder = recorder.into_inner();
     let cpu_us = cpu.per_entry(recorder.entries_in_all)?;
     for connection in connections {
-        connection.close().await?;
+        within(PATIENCE, connection.close()).await?;
     }
     Ok(Measured {
         cpu_us: Some(cpu_us),
@@ -96,4 +111,18 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
         .enable_all()
         .build()
         .context("cannot make an event loop")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_not_answer_is_given_up() {
+        let never = std::future::pending::<Result<()>>();
+        let runtime = runtime().unwrap();
+        let given_up = runtime.block_on(within(Duration::ZERO, never));
+        let error = given_up.unwrap_err().to_string();
+        assert!(error.contains("no answer"), "{error}");
+    }
 }

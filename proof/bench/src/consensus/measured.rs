@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 /// The figures of one load in one round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Entries that counted.
+    /// Entries whose latency counted: they were given and committed within the time.
     pub entries: u64,
-    /// Entries a second.
+    /// Entries a second: all that were committed within the time.
     pub entries_per_s: f64,
     /// Half of them took at most this long.
     pub p50_us: f64,
@@ -35,6 +35,8 @@ pub(crate) struct Recorder {
     until: Instant,
     /// All entries, also the warm-up's. The CPU time is divided by it.
     pub entries_in_all: u64,
+    /// Those that were committed in the time that counts.
+    committed: u64,
     nanos: Vec<u64>,
 }
 
@@ -51,6 +53,7 @@ impl Recorder {
             counts_from,
             until: counts_from + span,
             entries_in_all: 0,
+            committed: 0,
             nanos,
         }
     }
@@ -60,9 +63,11 @@ impl Recorder {
         now >= self.until
     }
 
-    /// An entry that was given at `start` is committed at `now`.
+    /// An entry that was given at `start` is committed at `now`. The rate counts all that are committed within the time:
+    /// for each last one that is too late, one of the warm-up is not. Latencies count of those that began in it, too.
     pub fn record(&mut self, start: Instant, now: Instant) {
         self.entries_in_all += 1;
+        self.committed += u64::from(now >= self.counts_from && now <= self.until);
         if start >= self.counts_from && now <= self.until {
             self.nanos.push((now - start).as_nanos() as u64);
         }
@@ -71,22 +76,26 @@ impl Recorder {
     /// The figures, without CPU time.
     pub fn finish(self) -> Measured {
         let span = self.until - self.counts_from;
-        of_latencies(self.nanos, span)
+        Measured {
+            entries_per_s: self.committed as f64 / span.as_secs_f64(),
+            ..of_latencies(self.nanos)
+        }
     }
 }
 
-/// The figures of latencies in nanoseconds that were all taken within `span`.
-pub(crate) fn of_latencies(mut nanos: Vec<u64>, span: Duration) -> Measured {
+/// The figures of latencies in nanoseconds.
+fn of_latencies(mut nanos: Vec<u64>) -> Measured {
     nanos.sort_unstable();
     let at = |per_mille: usize| {
-        let last = nanos.len().saturating_sub(1);
+        // The first that so many of them, rounded up, do not exceed.
+        let count = (nanos.len() * per_mille).div_ceil(1000);
         nanos
-            .get(last * per_mille / 1000)
+            .get(count.saturating_sub(1))
             .map_or(f64::NAN, |&nanos| nanos as f64 / 1e3)
     };
     Measured {
         entries: nanos.len() as u64,
-        entries_per_s: nanos.len() as f64 / span.as_secs_f64(),
+        entries_per_s: 0.0,
         p50_us: at(500),
         p99_us: at(990),
         cpu_us: None,
@@ -149,27 +158,35 @@ mod tests {
 
     #[test]
     fn percentiles_of_known_latencies() {
-        let nanos = (1..=1001).map(|n| n * 1000).collect();
-        let measured = of_latencies(nanos, Duration::from_secs(2));
-        assert_eq!((measured.p50_us, measured.p99_us), (501.0, 991.0));
-        assert_eq!((measured.entries, measured.entries_per_s), (1001, 500.5));
-        assert!(
-            of_latencies(Vec::new(), Duration::from_secs(1))
-                .p50_us
-                .is_nan()
-        );
+        let of = |count: u64| of_latencies((1..=count).map(|n| n * 1000).collect());
+        for (count, p50_us, p99_us) in [
+            (1, 1.0, 1.0),
+            (2, 1.0, 2.0),
+            (10, 5.0, 10.0),
+            (100, 50.0, 99.0),
+            (1001, 501.0, 991.0),
+        ] {
+            let measured = of(count);
+            assert_eq!((measured.p50_us, measured.p99_us), (p50_us, p99_us));
+            assert_eq!(measured.entries, count);
+        }
+        assert!(of(0).p50_us.is_nan());
     }
 
     #[test]
     fn the_warm_up_does_not_count() {
         let mut recorder = Recorder::new(Duration::from_secs(1), Duration::from_secs(1));
         let start = recorder.counts_from;
-        recorder.record(start - Duration::from_millis(1), start);
+        let before = start - Duration::from_millis(1);
+        recorder.record(before, before);
+        recorder.record(before, start);
         recorder.record(start, start + Duration::from_millis(1));
         recorder.record(start, start + Duration::from_secs(2));
-        assert_eq!(recorder.entries_in_all, 3);
+        assert_eq!(recorder.entries_in_all, 4);
         let measured = recorder.finish();
         assert_eq!((measured.entries, measured.p50_us), (1, 1000.0));
+        // The one of the warm-up that ends in the time counts, and the one that ends after it does not.
+        assert_eq!(measured.entries_per_s, 2.0);
     }
 
     #[test]

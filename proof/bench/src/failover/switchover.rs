@@ -11,8 +11,9 @@ use crate::stats::Sample;
 use anyhow::{Result, ensure};
 use plover_lab::operate;
 use plover_lab::options::Options;
+use plover_lab::progress::Progress;
 use plover_lab::trace::now_us;
-use plover_lab_proof::experiment::Experiment;
+use plover_lab_proof::experiment::{Experiment, Verdict};
 use plover_lab_proof::load::Pressure;
 use plover_lab_proof::role;
 use plover_types::SplitMix64;
@@ -32,38 +33,73 @@ pub(super) fn run(moves: u32) -> Result<()> {
     };
     let progress = spoken_progress();
     let mut lab = Experiment::begin(&options, Pressure::default(), &progress)?;
+    let mut figures = Figures::default();
+    let done = measure_all(&mut lab, moves, &progress, &mut figures);
+    let verdict = done.and_then(|()| lab.finish());
+    // The figures are printed even if the run fails.
+    if !figures.gaps.all.is_empty() {
+        figures.print(moves, verdict.as_ref().ok());
+    }
+    let verdict = verdict?;
+    ensure!(verdict.is_good(), "the audit failed: {verdict:?}");
+    Ok(())
+}
+
+fn measure_all(
+    lab: &mut Experiment,
+    moves: u32,
+    progress: &Progress,
+    figures: &mut Figures,
+) -> Result<()> {
     let mut random = SplitMix64::new(now_us());
-    let mut gaps = Gaps::default();
-    let mut nothing = Gaps::default();
-    let mut unprotected = 0;
     for _ in 0..moves {
         lab.wait_until_protected()?;
         let rest = Duration::from_millis(random.range(REST_MS.0, REST_MS.1));
         progress.sleep(rest)?;
         let at = now_us();
         progress.sleep(WATCHED)?;
-        nothing.take(&lab, at)?;
+        figures.nothing.take(lab, at)?;
         let control = lab.lab().control(lab.lab().find(&role("leader"))?);
         let at = now_us();
         let switched = operate::switch_over(&control, None)?;
         progress.sleep(WATCHED)?;
         lab.wait_for_answers(at)?;
-        gaps.take(&lab, at)?;
-        unprotected += u32::from(!switched.protected);
+        figures.gaps.take(lab, at)?;
+        figures.unprotected += u32::from(!switched.protected);
     }
-    let verdict = lab.finish()?;
-    println!("{}", Machine::this("as chosen by the lab"));
-    println!(
-        "\nthe lead was moved {moves} times under load; {} acknowledged writes, {} lost, {} connections reset",
-        verdict.audit.acked,
-        verdict.audit.lost,
-        verdict.audit.resets.len()
-    );
-    println!("not protected right after a move: {unprotected}");
-    gaps.print("a move");
-    nothing.print("nothing happens");
-    ensure!(verdict.is_good(), "the audit failed: {verdict:?}");
     Ok(())
+}
+
+/// The figures of all moves.
+#[derive(Default)]
+struct Figures {
+    gaps: Gaps,
+    /// Around moments at which nothing happens.
+    nothing: Gaps,
+    unprotected: u32,
+}
+
+impl Figures {
+    fn print(&self, moves: u32, verdict: Option<&Verdict>) {
+        println!("{}", Machine::this("as chosen by the lab"));
+        let audit = verdict.map(|verdict| &verdict.audit);
+        let audit = audit.map_or_else(
+            || "the acknowledged writes were not read back".into(),
+            |audit| {
+                format!(
+                    "{} acknowledged writes, {} lost, {} connections reset",
+                    audit.acked,
+                    audit.lost,
+                    audit.resets.len()
+                )
+            },
+        );
+        let moved = self.gaps.all.len();
+        println!("\nthe lead was moved {moved} of {moves} times under load; {audit}");
+        println!("not protected right after a move: {}", self.unprotected);
+        self.gaps.print("a move");
+        self.nothing.print("nothing happens");
+    }
 }
 
 /// The clients' side of it.

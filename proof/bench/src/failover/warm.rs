@@ -44,32 +44,62 @@ pub(super) fn run(rounds: u32) -> Result<()> {
     let scratch = tempfile::tempdir_in("/var/tmp").context("making a place for the disk")?;
     let image = scratch.path().join("disk.raw");
     fill_with_noise(&image)?;
-    let mut times = [Sample::default(), Sample::default()];
-    let (mut behind, mut copied) = (Sample::default(), [Sample::default(), Sample::default()]);
+    let mut figures = Figures::default();
+    let done = measure_all(rounds, &image, scratch.path(), &mut figures);
+    // The figures are printed even if the run fails.
+    if !figures.times[0].is_empty() {
+        figures.print();
+    }
+    done
+}
+
+fn measure_all(rounds: u32, image: &Path, scratch: &Path, figures: &mut Figures) -> Result<()> {
     for round in 0..rounds {
         for (kind, warm) in ["full", "off"].into_iter().enumerate() {
             eprintln!("round {}/{rounds}: warm_witness = \"{warm}\"", round + 1);
-            let kill = one(warm, &image, scratch.path())?;
-            times[kind].push(kill.reprotect_ms);
-            copied[kind].push(kill.copied_mib);
+            let kill = one(warm, image, scratch)?;
+            figures.times[kind].push(kill.reprotect_ms);
+            figures.copied[kind].push(kill.copied_mib);
             if let Some(mib) = kill.behind_mib {
-                behind.push(mib);
+                figures.behind.push(mib);
             }
         }
     }
-    println!("{}", Machine::this("as chosen by the lab"));
-    println!(
-        "{rounds} leaders killed each; {MEM_MIB} MiB of memory and {DISK_MIB} MiB of disk, \
-         {CHANGED_MIB} MiB of the disk and as much memory changed right before\n"
-    );
-    let [warm, cold] = &times;
-    println!("protected again, warm  {} ms", warm.words(0));
-    println!("protected again, cold  {} ms", cold.words(0));
-    println!("cold over warm         {}", cold.ratio(warm).words(1));
-    println!("copied, warm           {} MiB", copied[0].words(0));
-    println!("copied, cold           {} MiB", copied[1].words(0));
-    println!("the warm copy lacked   {} MiB", behind.words(0));
     Ok(())
+}
+
+/// The figures of all kills. Where there are two samples, the first is of a warm witness.
+#[derive(Default)]
+struct Figures {
+    times: [Sample; 2],
+    copied: [Sample; 2],
+    behind: Sample,
+}
+
+impl Figures {
+    fn print(&self) {
+        let [warm, cold] = &self.times;
+        println!("{}", Machine::this("as chosen by the lab"));
+        println!(
+            "{} leaders killed with a warm witness, {} with a cold one; {MEM_MIB} MiB of memory and \
+             {DISK_MIB} MiB of disk, {CHANGED_MIB} MiB of the disk and as much memory changed right before\n",
+            warm.len(),
+            cold.len()
+        );
+        let [copied_warm, copied_cold] = &self.copied;
+        for (what, sample, decimals, unit) in [
+            ("protected again, warm", warm, 0, " ms"),
+            ("protected again, cold", cold, 0, " ms"),
+            ("cold over warm", &cold.ratio(warm), 1, ""),
+            ("copied, warm", copied_warm, 0, " MiB"),
+            ("copied, cold", copied_cold, 0, " MiB"),
+            ("the warm copy lacked", &self.behind, 0, " MiB"),
+        ] {
+            if !sample.is_empty() {
+                println!("{what:<22} {}{unit}", sample.words(decimals));
+            }
+        }
+    }
 }
 
 /// An image that nothing can compress and that has no two equal blocks.

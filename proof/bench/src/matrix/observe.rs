@@ -29,6 +29,8 @@ const PARTS_OF_SYNCS: [&str; 4] = ["digests", "subpage_hashes", "pages", "device
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     leader: Value,
+    /// Each replica's id, role and processes. The counters below are theirs.
+    replicas: Vec<String>,
     /// CPU seconds since their start, by role and program.
     cpu_s: BTreeMap<String, f64>,
     /// Bytes that all replicas sent, by lane. For the bulk lane also the bytes of each [`COPY`] and of
@@ -78,6 +80,8 @@ impl Snapshot {
         Self::of(&status, cpu_seconds)
     }
 
+    /// # Errors
+    /// Nobody leads, or a replica does not answer: without its counters the sums would be too small.
     fn of(status: &Value, cpu_seconds: impl Fn(u64) -> Option<f64>) -> Result<Self> {
         let replicas = status["replicas"]
             .as_array()
@@ -85,8 +89,17 @@ impl Snapshot {
         let leader = replicas.iter().find(|replica| replica["role"] == "leader");
         let leader = leader.context("nobody leads the lab")?.clone();
         let (mut cpu_s, mut sent) = (BTreeMap::new(), BTreeMap::new());
+        let mut who = Vec::new();
         for replica in replicas {
             let role = replica["role"].as_str().unwrap_or("unknown");
+            let (id, plover, qemu) = (&replica["id"], &replica["plover_pid"], &replica["qemu_pid"]);
+            ensure!(
+                !matches!(role, "down" | "stopped" | "silent"),
+                "replica {id} is {role}: its counters are missing"
+            );
+            who.push(format!(
+                "replica {id} is {role}, plover {plover}, QEMU {qemu}"
+            ));
             for program in ["plover", "qemu"] {
                 let pid = replica[format!("{program}_pid")].as_u64();
                 if let Some(seconds) = pid.and_then(&cpu_seconds) {
@@ -100,6 +113,7 @@ impl Snapshot {
         }
         Ok(Self {
             leader,
+            replicas: who,
             cpu_s,
             sent,
         })
@@ -108,8 +122,8 @@ impl Snapshot {
     /// The changes since `before`.
     ///
     /// # Errors
-    /// Another replica leads, or the same one in another view: its counters cannot be compared with
-    /// those of before.
+    /// Another replica leads, or the same one in another view, or a replica has another role or another
+    /// process: its counters cannot be compared with those of before.
     pub fn since(&self, before: &Self) -> Result<Window> {
         let who = |at: &Value| {
             (
@@ -126,6 +140,12 @@ impl Snapshot {
             before.leader["view"],
             self.leader["id"],
             self.leader["view"]
+        );
+        ensure!(
+            self.replicas == before.replicas,
+            "a replica changed while this was measured: {}; then {}",
+            before.replicas.join("; "),
+            self.replicas.join("; ")
         );
         let moment = |at: &Self| at.leader["more"]["mono_us"].as_f64();
         let (from, to) = moment(before)
@@ -262,6 +282,30 @@ mod tests {
         let error = after.since(&before).unwrap_err().to_string();
         assert!(error.contains("the leader changed"), "{error}");
         assert!(Snapshot::of(&json!({"replicas": []}), |_| None).is_err());
+    }
+
+    #[test]
+    fn a_replica_that_is_silent_or_another_one_voids_the_window() {
+        let before = Snapshot::of(&status(3, 1, 50), |_| None).unwrap();
+        let changed = |change: fn(&mut Value)| {
+            let mut after = status(3, 2, 60);
+            change(&mut after["replicas"][2]);
+            Snapshot::of(&after, |_| None).and_then(|after| after.since(&before))
+        };
+        assert!(changed(|_| ()).is_ok());
+        let silent = changed(|it| it["role"] = "silent".into()).unwrap_err();
+        assert_eq!(
+            silent.to_string(),
+            "replica 2 is silent: its counters are missing"
+        );
+        let changes: [fn(&mut Value); 2] = [
+            |it| it["role"] = "joining".into(),
+            |it| it["plover_pid"] = 7.into(),
+        ];
+        for change in changes {
+            let error = changed(change).unwrap_err().to_string();
+            assert!(error.contains("a replica changed"), "{error}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use clap::Parser;
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
-use plover_lab_proof::{demo, exit_code, program};
+use plover_lab_proof::{Turn, demo, exit_code, program};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,8 +26,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     prerequisites::check_root()?;
+    let turn = Turn::wait();
     let progress = Progress::interruptible(false)?;
     let (report, page) = demo::run(program().to_owned(), arguments.dash, &progress)?;
+    // The lab is down. The page alone may stay.
+    drop(turn);
     if arguments.json {
         // For people all the same, but apart from the one line that programs read.
         let _ = writeln!(std::io::stderr(), "{report}");

@@ -20,6 +20,7 @@ use crate::served::Served;
 use anyhow::Result;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
+use plover_lab::state::LabName;
 use plover_lab::up::is_interruption;
 use plover_lab::{Fault, Target};
 use plover_types::SplitMix64;
@@ -38,25 +39,32 @@ const MOMENT_MS: (u64, u64) = (3000, 6000);
 /// The lab cannot be made, something does not happen in time, or Ctrl-C. A lost write is not an error:
 /// the [`Report`] says so.
 pub fn run(program: PathBuf, dash: bool, progress: &Progress) -> Result<(Report, Option<Served>)> {
-    play(Fault::Kill, program, dash, progress)
+    let name = "demo".parse().unwrap_or_default();
+    play(name, Fault::Kill, program, dash, progress)
 }
 
-/// The same without a page, and with another fault that ends the leader.
+/// The same in a lab of another name, without a page, and with a fault that ends the leader.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_with(fault: Fault, program: PathBuf, progress: &Progress) -> Result<Report> {
-    Ok(play(fault, program, false, progress)?.0)
+pub fn run_with(
+    name: LabName,
+    fault: Fault,
+    program: PathBuf,
+    progress: &Progress,
+) -> Result<Report> {
+    Ok(play(name, fault, program, false, progress)?.0)
 }
 
 fn play(
+    name: LabName,
     fault: Fault,
     program: PathBuf,
     dash: bool,
     progress: &Progress,
 ) -> Result<(Report, Option<Served>)> {
     let options = Options {
-        name: "demo".parse().unwrap_or_default(),
+        name,
         program: Some(program),
         ..Options::default()
     };

@@ -2,10 +2,12 @@
 
 use super::subject::Subject;
 use super::trial::Plan;
+use crate::wait_within;
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::net::{GUEST_IP, PREFIX, Topology, edge_port, replica_ip};
 use plover_lab::process::{self, Process};
 use plover_lab::progress::Progress;
+use plover_lab::state::LabName;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -42,7 +44,9 @@ impl Group {
         subject: &'static dyn Subject,
         plan: &Plan,
     ) -> Result<Self> {
-        Topology::remove(name)?;
+        // One that was killed may have left processes, which would go on in hosts without a name.
+        let lab: LabName = name.parse().map_err(anyhow::Error::msg)?;
+        plover_lab::down::down(&lab)?;
         let topology = Topology::create(name, hosts)?;
         let mut group = Self {
             topology,
@@ -199,7 +203,7 @@ impl Group {
 
     fn reap(&mut self, id: usize) -> Result<()> {
         if let Some(mut child) = self.replicas[id].take() {
-            child.wait()?;
+            wait_within(&mut child, WITHIN).with_context(|| format!("replica {id}"))?;
         }
         let deadline = Instant::now() + WITHIN;
         while !self.processes(id).is_empty() {

@@ -32,6 +32,8 @@ pub struct Shared {
     names: AtomicU64,
     values: AtomicU64,
     pub history: Mutex<Vec<Operation>>,
+    /// Wrong answers to the clients of registers.
+    pub wrong: Mutex<Vec<String>>,
 }
 
 /// The observations of one writer.
@@ -56,6 +58,7 @@ impl Shared {
             names: AtomicU64::new(0),
             values: AtomicU64::new(0),
             history: Mutex::default(),
+            wrong: Mutex::default(),
         }
     }
 
@@ -119,20 +122,18 @@ impl Shared {
             };
             let value = self.values.fetch_add(1, Ordering::SeqCst) + 1;
             let key = (self.began.elapsed().as_millis() / KEY_FOR.as_millis()) as Key;
-            let word = register(key);
             let invoked_us = self.now_us();
-            let (action, answer) = if value % 2 == 0 {
-                let done = client.write(&word, &value.to_string());
-                (Action::Write(value), done.map(|()| Answer::Done))
-            } else {
-                let found = client.read(&[word]).and_then(|values| {
-                    let value = values.into_iter().next().flatten();
-                    Ok(Answer::Found(value.map(|it| it.parse()).transpose()?))
-                });
-                (Action::Read, found)
+            let action = match value % 2 {
+                0 => Action::Write(value),
+                _ => Action::Read,
             };
-            if answer.is_err() {
+            let answer = operate(client.as_mut(), register(key), action);
+            if let Err(error) = &answer {
                 connection = None;
+                if error.is::<Wrong>() {
+                    let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+                    wrong.push(format!("r-{key}: {error:#}"));
+                }
             }
             let operation = Operation {
                 client: name,
@@ -148,6 +149,20 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// One operation of a register. A value that nobody can have written is a wrong answer.
+fn operate(client: &mut dyn Client, word: String, action: Action) -> Result<Answer> {
+    if let Some(value) = action.writes() {
+        client.write(&word, &value.to_string())?;
+        return Ok(Answer::Done);
+    }
+    let found = client.read(&[word])?.into_iter().next().flatten();
+    let number = |text: String| {
+        let number = text.parse::<u64>();
+        number.map_err(|_| Wrong(format!("{text:?} is no number")))
+    };
+    Ok(Answer::Found(found.map(number).transpose()?))
 }
 
 /// The key of a register.
@@ -182,4 +197,32 @@ pub fn read_all(
         }
     }
     Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that reads this.
+    struct Reads(Option<&'static str>);
+
+    impl Client for Reads {
+        fn write(&mut self, _key: &str, _value: &str) -> Result<()> {
+            Ok(())
+        }
+
+        fn read(&mut self, keys: &[String]) -> Result<Vec<Option<String>>> {
+            Ok(keys.iter().map(|_| self.0.map(str::to_owned)).collect())
+        }
+    }
+
+    #[test]
+    fn a_value_that_nobody_can_have_written_is_wrong() {
+        let read = |text| operate(&mut Reads(text), register(1), Action::Read);
+        assert_eq!(read(None).unwrap(), Answer::Found(None));
+        assert_eq!(read(Some("7")).unwrap(), Answer::Found(Some(7)));
+        assert!(read(Some("OK")).unwrap_err().is::<Wrong>());
+        let written = operate(&mut Reads(None), register(1), Action::Write(7));
+        assert_eq!(written.unwrap(), Answer::Done);
+    }
 }

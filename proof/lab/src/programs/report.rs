@@ -27,8 +27,8 @@ pub struct Report {
     pub connections: usize,
     /// The faults.
     pub gaps: Vec<Gap>,
-    /// Operations on keys that several clients write and read.
-    pub operations: usize,
+    /// Answered operations on keys that several clients write and read; nothing for a program without such keys.
+    pub operations: Option<usize>,
     /// The histories that no order explains.
     pub violation: Option<String>,
     /// Keys whose value is not the same in all programs.
@@ -43,6 +43,7 @@ impl Report {
         self.acknowledged > 0
             && self.lost == 0
             && self.wrong.is_empty()
+            && self.operations != Some(0)
             && self.violation.is_none()
             && self.differing.is_empty()
     }
@@ -64,16 +65,13 @@ impl fmt::Display for Report {
         for gap in &self.gaps {
             writeln!(f, "    {:6} ms  {}", gap.ms, gap.fault)?;
         }
-        match &self.violation {
-            Some(violation) => writeln!(f, "  {violation}")?,
-            None if self.operations > 0 => {
-                writeln!(
-                    f,
-                    "  {} operations on shared keys: linearizable",
-                    self.operations
-                )?;
+        match (&self.violation, self.operations) {
+            (Some(violation), _) => writeln!(f, "  {violation}")?,
+            (None, Some(0)) => writeln!(f, "  no operation on a shared key was answered")?,
+            (None, Some(count)) => {
+                writeln!(f, "  {count} operations on shared keys: linearizable")?;
             }
-            None => {}
+            (None, None) => {}
         }
         for wrong in self.wrong.iter().take(5) {
             writeln!(f, "  {wrong}")?;
@@ -89,5 +87,40 @@ impl fmt::Display for Report {
                 self.differing.len()
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_answer_or_registers_without_answers_are_not_good() {
+        let good = Report {
+            program: "redis",
+            acknowledged: 100,
+            lost: 0,
+            wrong: Vec::new(),
+            connections: 4,
+            gaps: Vec::new(),
+            operations: Some(9),
+            violation: None,
+            differing: Vec::new(),
+            notes: Vec::new(),
+        };
+        let without_registers = Report {
+            operations: None,
+            ..good.clone()
+        };
+        assert!(good.is_good() && without_registers.is_good());
+        let silent = Report {
+            operations: Some(0),
+            ..good.clone()
+        };
+        let wrong = Report {
+            wrong: vec!["r-1: a wrong answer: \"OK\" is no number".into()],
+            ..good
+        };
+        assert!(!silent.is_good() && !wrong.is_good());
     }
 }

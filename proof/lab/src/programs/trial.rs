@@ -315,6 +315,9 @@ fn audit(
         .history
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
+    let mut wrong: Vec<String> = written.iter().flat_map(|it| it.wrong.clone()).collect();
+    let of_registers = shared.wrong.into_inner();
+    wrong.extend(of_registers.unwrap_or_else(PoisonError::into_inner));
     let registers: BTreeSet<Key> = history.iter().map(|it| it.key).collect();
     let mut all: Vec<String> = keys;
     all.extend(written.iter().flat_map(|it| it.open.iter().cloned()));
@@ -337,7 +340,7 @@ fn audit(
         program: subject.name(),
         acknowledged: values.len(),
         lost,
-        wrong: written.iter().flat_map(|it| it.wrong.clone()).collect(),
+        wrong,
         connections: written.iter().map(|it| it.connections).sum(),
         gaps: done
             .iter()
@@ -346,7 +349,9 @@ fn audit(
                 ms: gap(&answered, *at),
             })
             .collect(),
-        operations: history.len(),
+        operations: subject
+            .replaces()
+            .then(|| history.iter().filter(|it| it.answer.is_some()).count()),
         violation: judged.err().map(|it| it.to_string()),
         differing,
         notes: notes.into_iter().collect(),

@@ -1,6 +1,6 @@
 //! The floor of a server with clients: a thread that sends back all that it gets on TCP connections.
 
-use super::super::load::{Connection, Spans, closed_loops, runtime};
+use super::super::load::{Connection, Spans, closed_loops, connect_all, runtime};
 use super::super::measured::Measured;
 use super::super::plan::Load;
 use super::super::subject::Subject;
@@ -26,10 +26,7 @@ impl Subject for Echo {
         let address = listener.local_addr()?;
         let server = thread::spawn(move || serve(&listener, load.connections));
         let measured = runtime()?.block_on(async {
-            let mut clients = Vec::new();
-            for _ in 0..load.connections {
-                clients.push(Client::connect(address).await?);
-            }
+            let clients = connect_all(load, |_| Client::connect(address)).await?;
             closed_loops(clients, load, spans, Vec::new()).await
         });
         let served = server.join();

@@ -3,7 +3,7 @@
 //! Rows of proposers in the leader's process show what a replicated server pays (APUS §4). They are no
 //! fair match for systems whose clients use sockets; this row is.
 
-use super::super::load::{Connection, Spans, closed_loops, runtime};
+use super::super::load::{Connection, Spans, closed_loops, connect_all, runtime};
 use super::super::measured::Measured;
 use super::super::peers::free_addresses;
 use super::super::plan::{FabricKind, Load, Setup};
@@ -42,11 +42,11 @@ impl Subject for Served {
         self.group.check()?;
         let pids = self.group.pids();
         runtime()?.block_on(async {
-            let mut clients = Vec::new();
-            for _ in 0..load.connections {
+            let clients = connect_all(load, |_| {
                 self.sessions += 1;
-                clients.push(Client::connect(self.leader, self.sessions).await?);
-            }
+                Client::connect(self.leader, self.sessions)
+            })
+            .await?;
             closed_loops(clients, load, spans, pids).await
         })
     }

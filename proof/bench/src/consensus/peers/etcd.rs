@@ -3,7 +3,7 @@
 //! gRPC is HTTP/2 with a five-byte head before each message, and `Put` carries two strings; a
 //! client library would add its own cost to every figure, and this one adds little.
 
-use super::super::load::{Connection, Spans, closed_loops, runtime};
+use super::super::load::{Connection, Spans, closed_loops, connect_all, runtime};
 use super::super::measured::Measured;
 use super::super::plan::Load;
 use super::super::subject::Subject;
@@ -75,10 +75,7 @@ impl Subject for Etcd {
         self.nodes.iter_mut().try_for_each(Process::check)?;
         let pids = self.nodes.iter().map(Process::id).collect();
         runtime()?.block_on(async {
-            let mut clients = Vec::new();
-            for n in 0..load.connections {
-                clients.push(Client::connect(self.leader, n).await?);
-            }
+            let clients = connect_all(load, |n| Client::connect(self.leader, n)).await?;
             closed_loops(clients, load, spans, pids).await
         })
     }

@@ -3,7 +3,7 @@
 //! The nodes live through all rounds: a Java machine is slow until it has compiled its program, and a
 //! fresh one in each round would be measured at its slowest.
 
-use super::super::load::{Connection, Spans, closed_loops, runtime};
+use super::super::load::{Connection, Spans, closed_loops, connect_all, runtime};
 use super::super::measured::Measured;
 use super::super::plan::Load;
 use super::super::subject::Subject;
@@ -91,10 +91,7 @@ impl Subject for ZooKeeper {
         self.nodes.iter_mut().try_for_each(Process::check)?;
         let pids = self.nodes.iter().map(Process::id).collect();
         runtime()?.block_on(async {
-            let mut clients = Vec::new();
-            for n in 0..load.connections {
-                clients.push(Client::connect(self.leader, n).await?);
-            }
+            let clients = connect_all(load, |n| Client::connect(self.leader, n)).await?;
             closed_loops(clients, load, spans, pids).await
         })
     }

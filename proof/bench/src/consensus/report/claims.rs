@@ -54,6 +54,7 @@ fn ratio(report: &Report, what: String, bound: Bound, over: Side, under: Side) -
         (a.into_values().collect(), b.into_values().collect())
     });
     let both: Option<(Sample, Sample)> = both;
+    let both = both.filter(|(a, _)| !a.is_empty());
     let sides = both.as_ref().map_or_else(String::new, |(a, b)| {
         format!("{} / {}", over.words(a), under.words(b))
     });
@@ -248,5 +249,46 @@ fn core_allocates_nothing(core: &CoreAlone) -> Claim {
         bound: Bound::AtMost(0.01),
         figures: Some([core.allocations_per_entry].into_iter().collect()),
         sides: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::measured::Measured;
+    use super::*;
+    use crate::machine::Machine;
+
+    #[test]
+    fn sides_without_a_common_round_are_not_measured() {
+        let mut report = Report {
+            machine: Machine::this(""),
+            cores_kept_awake: false,
+            disk: String::new(),
+            versions: BTreeMap::new(),
+            rounds: 2,
+            warm_up_ms: 0,
+            span_ms: 1,
+            core_alone: Vec::new(),
+            rows: Vec::new(),
+            left_out: BTreeMap::new(),
+            claims: Vec::new(),
+        };
+        let (bytes, connections) = (64, 1);
+        let mut add = |system, round| {
+            let measured = Measured {
+                p50_us: 10.0,
+                ..Measured::default()
+            };
+            let load = Load { bytes, connections };
+            let setup = setup(system, Medium::Memory, 3);
+            report.add(setup, load, round, measured);
+            near_the_floor(&report, FabricKind::Tcp, bytes)
+        };
+        add(System::Plover(FabricKind::Tcp), 0);
+        let apart = add(System::Floor(FabricKind::Tcp), 1);
+        assert_eq!(apart.verdict(), "not measured", "{apart:?}");
+        assert_eq!(apart.sides, "");
+        let together = add(System::Floor(FabricKind::Tcp), 0);
+        assert_eq!(together.verdict(), "holds", "{together:?}");
     }
 }

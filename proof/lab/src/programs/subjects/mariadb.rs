@@ -75,8 +75,12 @@ fn sql(tool: &mut Tool, text: &str, last: &str) -> Result<Vec<String>> {
     let is_error = |line: &str| line.starts_with("ERROR");
     let mut lines = tool.ask(text, |line| line == last || is_error(line))?;
     let end = lines.pop().unwrap_or_default();
-    // An error ends the client; errors 2000 to 2999 are of the connection.
-    if is_error(&end) && !end.starts_with("ERROR 2") {
+    // An error ends the client; errors 2000 to 2999 are of the connection. 1205 and 1213 refuse a statement, since another
+    // one had its row.
+    let is_excused = ["ERROR 2", "ERROR 1205", "ERROR 1213"]
+        .iter()
+        .any(|error| end.starts_with(error));
+    if is_error(&end) && !is_excused {
         return Err(Wrong(end).into());
     }
     anyhow::ensure!(end == last, "{end}");
@@ -108,5 +112,29 @@ impl Client for Sql {
             lines.iter().filter_map(|it| it.split_once('\t')).collect();
         let value = |key: &String| found.get(key.as_str()).map(|it| (*it).to_owned());
         Ok(keys.iter().map(value).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_statement_is_no_wrong_answer() {
+        let answer = |line: &str| {
+            let script = format!("read statement; echo '{line}'");
+            let mut tool = Tool::start("sh", &["-c", &script], Duration::from_secs(20)).unwrap();
+            let answer = sql(&mut tool, "select 1;\n", "done");
+            answer.map_err(|error| error.is::<Wrong>())
+        };
+        assert_eq!(answer("done"), Ok(Vec::new()));
+        for (line, is_wrong) in [
+            ("ERROR 2013 (HY000) at line 1: Lost connection", false),
+            ("ERROR 1213 (40001) at line 1: Deadlock found", false),
+            ("ERROR 1205 (HY000) at line 1: Lock wait timeout", false),
+            ("ERROR 1062 (23000) at line 1: Duplicate entry", true),
+        ] {
+            assert_eq!(answer(line), Err(is_wrong), "{line}");
+        }
     }
 }

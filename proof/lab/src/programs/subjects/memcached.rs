@@ -58,7 +58,8 @@ impl Text {
 
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
-        if self.0.read_line(&mut line)? == 0 {
+        self.0.read_line(&mut line)?;
+        if !line.ends_with('\n') {
             bail!("the connection has ended");
         }
         Ok(line.trim_end().into())
@@ -94,5 +95,32 @@ impl Client for Text {
                 _ => return Err(Wrong(line).into()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_no_wrong_answer() {
+        let answered = |answer: &'static [u8]| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+                stream.write_all(answer).unwrap();
+            });
+            let at = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+            let client = Memcached.open(Path::new("/"), at, Duration::from_secs(10));
+            let written = client.unwrap().write("a", "1");
+            server.join().unwrap();
+            written.map_err(|error| error.is::<Wrong>())
+        };
+        assert_eq!(answered(b"STORED\r\n"), Ok(()));
+        assert_eq!(answered(b"STO"), Err(false));
+        assert_eq!(answered(b"NOT_STORED\r\n"), Err(true));
     }
 }

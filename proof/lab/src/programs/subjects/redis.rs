@@ -1,8 +1,9 @@
 //! Redis, with checkpoints by `SAVE`.
 
-use crate::programs::subject::{Client, Subject};
+use crate::programs::subject::{Client, Subject, Wrong};
 use crate::redis::Connection;
 use anyhow::Result;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddrV4;
 use std::path::Path;
 use std::time::Duration;
@@ -48,12 +49,20 @@ impl Subject for Redis {
 
 impl Client for Connection {
     fn write(&mut self, key: &str, value: &str) -> Result<()> {
-        Ok(self.set(key, value)?)
+        self.set(key, value).map_err(judge)
     }
 
     fn read(&mut self, keys: &[String]) -> Result<Vec<Option<String>>> {
         let text = |value: Vec<u8>| String::from_utf8_lossy(&value).into_owned();
-        let values = self.get_many(keys)?;
+        let values = self.get_many(keys).map_err(judge)?;
         Ok(values.into_iter().map(|value| value.map(text)).collect())
+    }
+}
+
+/// Whether an answer was wrong. After a refusal, or without an answer, the request may have been executed or not.
+fn judge(error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::InvalidData => Wrong(error.to_string()).into(),
+        _ => error.into(),
     }
 }
