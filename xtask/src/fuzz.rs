@@ -58,10 +58,11 @@ pub(crate) fn run(target: Option<&str>, minutes: u32, keep: bool) -> Result<Exit
             .status()
             .context("cannot start the fuzzer")?;
         if !found.success() {
-            bail!(
-                "{name} has failed: its input is {}/{name}-…; mend the decoder, and give the input to a unit test",
+            eprintln!(
+                "x: {name} has failed: its input is {}/{name}-…; mend the decoder, and give the input to a unit test",
                 folder.display()
             );
+            return Ok(ExitCode::FAILURE);
         }
         if keep {
             pack(&program, name, &inputs, &kept)?;

@@ -4,7 +4,7 @@
 //! far enough to know what `up` needs. `plover` reads them all, before anything is installed or built.
 
 use crate::guest;
-use crate::packages::{self, DISK, GUEST, LAB, UEFI};
+use crate::packages::{self, DISK, GUEST, IMAGES, LAB, UEFI};
 use crate::run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -27,6 +27,9 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode> {
     packages::ensure(&[LAB])?;
     if has(words, "--uefi") {
         packages::ensure(&[UEFI])?;
+    }
+    if is_imported(words) {
+        packages::ensure(&[IMAGES])?;
     }
     match image(words) {
         None => {}
@@ -64,6 +67,17 @@ fn image(words: &[OsString]) -> Option<String> {
     let name = named(words);
     let firmware = has(words, "--bios") || has(words, "--uefi");
     (!firmware || name == guest::DISK).then_some(name)
+}
+
+/// Whether a disk that `up` names has a format that `qemu-img` must import. `plover` reads the words in earnest.
+fn is_imported(words: &[OsString]) -> bool {
+    own(words).any(|word| {
+        let word = word.to_string_lossy();
+        let path = word.split(',').next().unwrap_or_default();
+        [".qcow2", ".vmdk", ".vdi"]
+            .iter()
+            .any(|ending| path.ends_with(ending))
+    })
 }
 
 /// The guest that `up` names.
@@ -128,6 +142,14 @@ mod tests {
                 .unwrap()
                 .contains(&guest::DEFAULT.to_owned())
         );
+    }
+
+    #[test]
+    fn an_image_that_is_no_raw_one_is_imported() {
+        let imported = |line: &str| is_imported(&words(line));
+        assert!(imported("up --disk a.raw --disk b.qcow2,cdrom --bios"));
+        assert!(imported("up --disk=c.vdi"));
+        assert!(!imported("up --disk d.raw -- a.qcow2"));
     }
 
     #[test]

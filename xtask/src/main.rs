@@ -4,8 +4,8 @@
 //! the program that does the work: the last step replaces this process, so that signals, the terminal
 //! and the exit code are that program's own, and Ctrl-C leaves nothing behind.
 //!
-//! Exit codes: those of the program that was run; 2 when this machine lacks something, with a sentence
-//! that says what.
+//! Exit codes: those of the program that was run; 2 when it did not come to that, since this machine lacks something or a
+//! step before it failed, with a sentence that says why.
 
 mod failures;
 mod fuzz;

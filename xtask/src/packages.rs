@@ -1,8 +1,7 @@
 //! The Debian packages that a task needs on the host.
 
 use crate::run::{self, Result};
-use anyhow::bail;
-use std::os::unix::fs::PermissionsExt;
+use anyhow::{Context, bail};
 use std::path::Path;
 use std::process::Command;
 
@@ -129,41 +128,28 @@ pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
     }
     eprintln!("x: installing Debian packages: {}", missing.join(" "));
     update()?;
-    let _idle = NoServices::begin()?;
-    apt(&[
-        &["install", "-y", "-qq", "--no-install-recommends"],
-        missing.as_slice(),
-    ]
-    .concat())
-}
-
-/// While this lives, no service of a package that is installed starts: the programs are needed here, not the services.
-/// A rule that the machine has already is left alone.
-struct NoServices {
-    is_ours: bool,
-}
-
-/// Debian's scripts ask this program whether they may start a service; 101 says no.
-const POLICY: &str = "/usr/sbin/policy-rc.d";
-
-impl NoServices {
-    fn begin() -> Result<Self> {
-        let is_ours = !Path::new(POLICY).exists();
-        if is_ours {
-            std::fs::write(POLICY, "#!/bin/sh\nexit 101\n")?;
-            std::fs::set_permissions(POLICY, std::fs::Permissions::from_mode(0o755))?;
-        }
-        Ok(Self { is_ours })
+    let mut command = Command::new("sh");
+    command.args(["-c", INSTALL, "install"]).args(&missing);
+    let installed = silent(&mut command).status().context("cannot run sh")?;
+    if !installed.success() {
+        bail!("apt-get could not install {}: see above", missing.join(" "));
     }
+    Ok(())
 }
 
-impl Drop for NoServices {
-    fn drop(&mut self) {
-        if self.is_ours {
-            let _ = std::fs::remove_file(POLICY);
-        }
-    }
-}
+/// Installs packages without starting the services among them: the programs are needed here, not the services. Debian's scripts
+/// ask `policy-rc.d` whether they may start one; 101 says no. A rule that the machine has already is left alone. A shell does it,
+/// since Ctrl-C must not leave the rule behind, and ends this program.
+const INSTALL: &str = r#"
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    trap 'exit 130' HUP INT TERM
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod 755 $policy
+fi
+apt-get install -y -qq --no-install-recommends "$@"
+"#;
 
 /// Whether no need is missing.
 pub(crate) fn are_there(needs: &[&[Need]]) -> bool {
@@ -206,12 +192,14 @@ pub(crate) fn update() -> Result<()> {
 
 fn apt(args: &[&str]) -> Result<()> {
     let mut command = Command::new("apt-get");
-    // apt's chatter is not our output.
+    run::finish(silent(command.args(args)))
+}
+
+/// apt's chatter is not our output.
+fn silent(command: &mut Command) -> &mut Command {
     command
-        .args(args)
         .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdout(std::io::stderr());
-    run::finish(&mut command)
+        .stdout(std::io::stderr())
 }
 
 /// Each missing package once, in the order of the needs.

@@ -62,7 +62,7 @@ fn missing(code: &str, source: &Source) -> Option<String> {
         let name = function.rsplit("::").next().unwrap_or_default();
         let has = |path: &String| {
             let text = source.texts.get(path);
-            text.is_some_and(|text| text.contains(&format!("fn {name}")))
+            text.is_some_and(|text| defines(text, name))
         };
         if !name.is_empty() && !paths.iter().any(has) {
             return Some(format!("{path} has no function {name}"));
@@ -79,6 +79,12 @@ fn missing(code: &str, source: &Source) -> Option<String> {
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let known = || source.texts.values().any(|text| text.contains(code));
     (is_test && !known()).then(|| format!("nothing is called {code}"))
+}
+
+/// Whether a source has a function of just this name.
+fn defines(text: &str, name: &str) -> bool {
+    text.match_indices(&format!("fn {name}"))
+        .any(|(at, found)| text[at + found.len()..].starts_with(['(', '<']))
 }
 
 /// `a/{b,c}.rs` is two files.
