@@ -349,9 +349,10 @@ pub struct DiskConfig {
     /// image that does not exist is made, empty, and the leader fills it.
     #[serde(default)]
     pub size_mib: Option<u64>,
-    /// The size in MiB to which `plover disk grow` may grow the disk while the guest runs (default: it may not). With this
-    /// key the image may be larger than `size_mib`, and one that a guest has used may have any size. The room costs each replica as much as an empty disk of that size
-    /// does: it is compared, but not stored. Only for `virtio` and `scsi`, and for images that are files.
+    /// The size in MiB to which `plover disk grow` may grow the disk while the guest runs (default: it may not). With
+    /// this key the image may be larger than `size_mib`, and one that a guest has used may have any size. The room
+    /// costs each replica as much as an empty disk of that size does: it is compared, but not stored. Only for `virtio`
+    /// and `scsi`, and for images that are files.
     #[serde(default)]
     pub max_size_mib: Option<u64>,
 }
