@@ -84,8 +84,11 @@ impl Source for ToldLog {
         let mut lines = Vec::new();
         loop {
             let answer = match self.control.request(&self.next) {
-                // Those that it told before are told once, so they are not to be lost. The next call has the error.
-                Err(_) if !lines.is_empty() => return Ok(lines),
+                // Those that it told before are told once, so they are not to be lost.
+                Err(error) if !lines.is_empty() => {
+                    lines.push(format!("[the rest of this log is missing: {error}]"));
+                    return Ok(lines);
+                }
                 answer => answer?,
             };
             self.next = json!({

@@ -271,13 +271,15 @@ fn drop_capabilities() -> io::Result<()> {
     }
     // Without new privileges a program gets no capability that its process does not have.
     let none = CapabilitySet::empty();
-    rustix::thread::set_capabilities(
-        None,
-        CapabilitySets {
-            effective: none,
-            permitted: none,
-            inheritable: none,
-        },
-    )?;
-    Ok(())
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    match rustix::thread::set_capabilities(None, sets) {
+        // A service may be refused the call. A program of another user than root has no capability then all the same, and
+        // one of root those that the service leaves it.
+        Err(rustix::io::Errno::PERM) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -2,6 +2,7 @@
 
 use plover_confine::{Confinement, Files, confines_files};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
@@ -85,9 +86,27 @@ fn without_setpcap() -> Command {
     command
 }
 
+/// A service whose system calls are filtered, as those of the unit `plover@` are.
+fn without_capset() -> Command {
+    let refused = [(libc::SYS_capset, Vec::new())].into();
+    let arch = TargetArch::try_from(std::env::consts::ARCH).unwrap();
+    let (others, these) = (
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EPERM as u32),
+    );
+    let filter = SeccompFilter::new(refused, others, these, arch).unwrap();
+    let filter: BpfProgram = filter.try_into().unwrap();
+    let mut command = Command::new("/bin/sh");
+    // SAFETY: between fork and exec the closure makes system calls only.
+    unsafe {
+        command.pre_exec(move || seccompiler::apply_filter(&filter).map_err(io::Error::other));
+    }
+    command
+}
+
 #[test]
 fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
-    for command in [Command::new("/bin/sh"), without_setpcap()] {
+    for command in [Command::new("/bin/sh"), without_setpcap(), without_capset()] {
         let status = state_of(command);
         for line in [
             "CapInh:\t0000000000000000",

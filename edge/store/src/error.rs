@@ -70,7 +70,7 @@ pub enum StoreError {
     #[error(
         "{path} is of a group that has wire version {version}, and this replica speaks {speaks}: {}",
         match version > &speaks.newest {
-            true if speaks.newest < WIRE_VERSION => "group.version_max holds it back: raise it to the group's version, which is never lowered",
+            true if speaks.newest < WIRE_VERSION && *version <= WIRE_VERSION => "group.version_max holds it back: raise it to the group's version, which is never lowered",
             true => "start the newer release (a group's version is never lowered, so there is no way back to this one)",
             false => "start the release between the two first, on all replicas",
         }

@@ -262,6 +262,11 @@ impl Stream {
         self.is_swept() && self.in_flight.is_empty()
     }
 
+    /// Whether all of it has been copied. A stream that was opened anew goes on where it was, and may have nothing to sweep.
+    pub fn was_swept(&self) -> bool {
+        self.is_settled() && (self.sweeps > 0 || !self.is_stale)
+    }
+
     /// The next pages to read and send, and their chunk's number, with at most `window` chunks on
     /// their way.
     pub fn next_chunk(&mut self, window: usize) -> Option<(u32, Vec<PageNo>)> {

@@ -183,7 +183,7 @@ impl Secondary {
             return cx.pump_comparing(WINDOW_COMPARISONS);
         }
         let (peer, attempt) = (stream.peer, stream.attempt);
-        let is_warm = stream.is_settled() && stream.sweeps > 0;
+        let is_warm = stream.was_swept();
         if stream.is_settled() && stream.is_stale() && now >= self.warm.next_sweep_at {
             self.warm.next_sweep_at = now + SWEEP;
             stream.begin_sweep(PageNo(stream.keep_from));

@@ -48,6 +48,31 @@ fn a_page_written_while_it_is_hashed_stays_owed() {
     assert_eq!(owed, [5, 7, COMPARE_PAGES]);
 }
 
+/// A guest that stands writes no page, and its copy was whole before the link broke.
+#[test]
+fn a_stream_that_is_opened_anew_is_as_whole_as_before() {
+    let mut stream = Stream::new(ReplicaId(2), 7, PAGES);
+    stream.opened(None, PAGES);
+    assert!(!stream.was_swept());
+    stream.begin_sweep(PageNo(0));
+    let mut chunks = 0;
+    while let Some((seq, _)) = stream.next_chunk(4) {
+        chunks = seq + 1;
+        stream.acked(chunks);
+    }
+    assert!(stream.was_swept());
+    stream.reopen(2, KEY, Micros::ZERO);
+    stream.opened(Some(chunks), PAGES);
+    assert!(stream.was_swept());
+    stream.owe_page(PageNo(7));
+    stream.reopen(3, KEY, Micros::ZERO);
+    stream.opened(Some(chunks), PAGES);
+    assert!(!stream.was_swept(), "a page was written");
+    stream.reopen(4, KEY, Micros::ZERO);
+    stream.opened(None, PAGES);
+    assert!(!stream.was_swept(), "the target has nothing of it");
+}
+
 /// The fear: a chunk is lost, and its pages with it.
 #[test]
 fn pages_of_lost_chunks_are_owed_again() {
