@@ -70,10 +70,22 @@ impl Link {
 
     /// Waits for the next reply, until `until` if that is given.
     pub fn receive(&mut self, until: Option<Instant>) -> Result<Reply<'_>, RemoteError> {
+        self.receive_by(|| until)
+    }
+
+    /// Waits for the next reply, as long as a part of it comes within each `patience`.
+    pub fn receive_slowly(&mut self, patience: Duration) -> Result<Reply<'_>, RemoteError> {
+        self.receive_by(|| Some(Instant::now() + patience))
+    }
+
+    fn receive_by(
+        &mut self,
+        until: impl Fn() -> Option<Instant>,
+    ) -> Result<Reply<'_>, RemoteError> {
         self.framed.done(std::mem::take(&mut self.last));
         self.framed.tidy();
         while self.frame()?.is_none() {
-            self.read(until)?;
+            self.read(until())?;
         }
         self.last = self.frame()?.map_or(0, <[u8]>::len);
         let frame = &self.framed.unread()[..self.last];

@@ -216,7 +216,7 @@ impl<M: StateMachine> Server<M> {
         last: u64,
     ) -> Option<Reply<'static>> {
         let now = self.now();
-        if now < change.report_at || change.reported.is_some_and(|it| matched <= it) {
+        if now < change.report_at || change.reported == Some(matched) {
             return None;
         }
         change.report_at = now + REPORT_EVERY;

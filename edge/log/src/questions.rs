@@ -57,9 +57,12 @@ pub fn tail(
 ) -> Result<(), RemoteError> {
     let mut link = Link::ask(address, keys, &Request::Tail { since, follow })?;
     loop {
-        // The next entry may come in a year.
-        let until = (!follow).then(|| Instant::now() + PATIENCE);
-        let event = match link.receive(until)? {
+        let reply = match follow {
+            // The next entry may come in a year.
+            true => link.receive(None)?,
+            false => link.receive_slowly(PATIENCE)?,
+        };
+        let event = match reply {
             Reply::Entry { at, bytes } => TailEvent::Entry { at, bytes },
             Reply::Trimmed { base } => TailEvent::Trimmed(base),
             Reply::End => return Ok(()),

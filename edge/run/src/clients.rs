@@ -74,13 +74,14 @@ pub(crate) struct Clients {
     is_full: bool,
     /// None is accepted until then.
     rests_until: Option<Instant>,
+    /// The log has been told of the present lack of room.
+    has_warned: bool,
 }
 
-/// The clients for which the limit of open files leaves room. Each takes two: its connection, and one to the program, which counts in
-/// the program if that reads its clients itself.
-fn clients_max() -> usize {
+/// The clients for which the limit of open files leaves room, if each takes so many.
+fn clients_max(files_each: u64) -> usize {
     let all = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    (all.saturating_sub(OTHER_DESCRIPTORS) / 2).max(1) as usize
+    (all.saturating_sub(OTHER_DESCRIPTORS) / files_each).max(1) as usize
 }
 
 /// Whether this process or its host has no room for another client now.
@@ -97,6 +98,7 @@ impl Clients {
         kind: u64,
         listener_token: u64,
         entry_bytes_max: usize,
+        files_each: u64,
     ) -> Self {
         Self {
             epoll,
@@ -111,9 +113,10 @@ impl Clients {
             leased_until: Instant::now(),
             is_held: false,
             entry_bytes_max: entry_bytes_max.saturating_sub(64).min(READ_BYTES),
-            clients_max: clients_max(),
+            clients_max: clients_max(files_each),
             is_full: false,
             rests_until: None,
+            has_warned: false,
         }
     }
 
@@ -235,6 +238,8 @@ impl Clients {
                 Err(error) => {
                     if is_exhausted(&error) {
                         self.rest(&error);
+                    } else {
+                        self.has_warned = false;
                     }
                     return None;
                 }
@@ -244,7 +249,9 @@ impl Clients {
 
     /// Clients stay in the kernel's queue for a moment. Otherwise the loop would be told of them without a pause.
     fn rest(&mut self, error: &io::Error) {
-        tracing::warn!(%error, "no client is accepted for a moment: raise `ulimit -n`, or give the host more memory");
+        if !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(%error, "no client is accepted for now: raise `ulimit -n`, or give the host more memory");
+        }
         self.rests_until = Some(Instant::now() + REST);
         self.watch_listener();
     }

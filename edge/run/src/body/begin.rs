@@ -104,11 +104,14 @@ pub fn run(
             Some(direct.map_err(|e| format!("cannot prepare program.via = \"preload\": {e}"))?)
         }
     };
+    // A client has its connection, and one to the program. A preloaded program has the connection itself, and its own limit.
+    let files_each = if direct.is_some() { 1 } else { 2 };
+    let entry_bytes_max = server.entry_bytes_max();
     let mut body = Body {
         direct,
         listens_late: None,
         commit: Index(0),
-        clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
+        clients: Clients::new(epoll.clone(), CLIENT, LISTENER, entry_bytes_max, files_each),
         sockets: Sockets::new(config.program_address(), epoll.clone(), SOCKET)?,
         brain: Replica::new(brain, newest),
         room: config.clients_room(),

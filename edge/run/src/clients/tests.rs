@@ -11,7 +11,7 @@ const LISTENER: u64 = 3 << 60;
 /// Clients that listen at an address.
 fn listening() -> (Clients, SocketAddr) {
     let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
-    let mut clients = Clients::new(epoll, 1 << 60, LISTENER, READ_BYTES);
+    let mut clients = Clients::new(epoll, 1 << 60, LISTENER, READ_BYTES, 2);
     let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
     clients.listen(any).unwrap();
     let at = clients.listener.as_ref().unwrap().local_addr().unwrap();
