@@ -189,18 +189,23 @@ fn a_group_takes_entries_and_shows_them_everywhere() {
         &["log", "check", "--to", &group.door(0)],
         &["nothing was compared yet"],
     );
-    assert!(group.append_lines(1, &"line\n".repeat(400)));
     let agree = |group: &Group| {
         let check = plover(&["log", "check", "--to", &group.door(0)]);
         check.status.success() && says(&check).contains("{r0,r1,r2} agree up to 3000 bytes")
     };
     let start = Instant::now();
-    while !agree(&group) {
+    loop {
+        // A report is lost with a leader that a busy machine takes for dead. So there is another stream after a while.
+        assert!(group.append_lines(1, &"line\n".repeat(400)));
+        let looks = std::iter::repeat_n(Duration::from_millis(20), 100);
+        let looked = looks.inspect(|pause| std::thread::sleep(*pause));
+        if looked.into_iter().any(|_| agree(&group)) {
+            break;
+        }
         assert!(
-            start.elapsed() < Duration::from_secs(30),
+            start.elapsed() < Duration::from_secs(60),
             "nothing was compared"
         );
-        std::thread::sleep(Duration::from_millis(20));
     }
     let log = std::fs::read_to_string(group.log(0)).expect("it is text");
     assert!(log.contains("leading"), "{log}");

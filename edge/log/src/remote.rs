@@ -367,7 +367,7 @@ mod tests {
                 framed.write().unwrap();
             }
         });
-        let mut client = Remote::new(vec![address], Duration::from_millis(500));
+        let mut client = Remote::new(vec![address], Duration::from_secs(3));
         let error = client.append(b"x").unwrap_err().to_string();
         assert!(error.contains("at which r4 serves clients"), "{error}");
         assert!(!error.contains("majority"), "{error}");

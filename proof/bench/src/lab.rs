@@ -130,7 +130,7 @@ pub(crate) fn name() -> LabName {
 
 /// Waits until no other bench, no test and no demo has a lab, and takes down what a killed bench has left.
 pub(crate) fn turn() -> Result<Turn> {
-    let turn = Turn::wait();
+    let turn = Turn::wait_aloud();
     plover_lab::down::down(&name())?;
     Ok(turn)
 }

@@ -44,10 +44,14 @@ impl Bench {
 
     /// Waits until such a command runs on the clients' host.
     fn client(&mut self, is_it: fn(&str) -> bool) -> Process {
+        let bench = self.child.id();
         let runs = |process: &Process| {
             let line = std::fs::read(format!("/proc/{}/cmdline", process.pid));
             let line = line.unwrap_or_default();
-            is_it(&String::from_utf8_lossy(&line).replace('\0', " "))
+            // `timeout` may stand between the two. Another bench has such clients, too.
+            let parent = parent_of(process.pid);
+            let is_ours = parent == Some(bench) || parent.and_then(parent_of) == Some(bench);
+            is_ours && is_it(&String::from_utf8_lossy(&line).replace('\0', " "))
         };
         loop {
             let ended = self.child.try_wait().expect("it can be waited for");
@@ -78,6 +82,13 @@ impl Drop for Bench {
         // The assertion that has failed is the one to report.
         let _ = self.stop();
     }
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, which may have spaces, is in brackets before.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn assert_no_lab() {

@@ -94,36 +94,42 @@ use std::time::{Duration, Instant};
 /// and ends with them.
 #[derive(Debug)]
 pub struct Turn {
-    /// Nothing for a user who cannot run labs.
-    _file: Option<File>,
+    _file: File,
 }
 
 /// The file of [`Turn`]. Only root, who runs the labs, can lock it.
 const TURN: &str = "/run/plover-turn.lock";
 
 impl Turn {
-    /// Waits for the lock. A user other than root runs no lab, and waits for none.
+    /// Waits for the lock. Another user than root runs no lab, and locks a file of this source tree.
     pub fn wait() -> Self {
-        if !rustix::process::geteuid().is_root() {
-            return Self { _file: None };
-        }
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(TURN)
-            .unwrap_or_else(|error| {
-                panic!("cannot open {TURN}: {error}; root must be able to write to /run")
-            });
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        Self::take(|| ())
+    }
+
+    /// The same, and tells a person that it waits.
+    pub fn wait_aloud() -> Self {
+        Self::take(|| {
             let _ = writeln!(
                 std::io::stderr(),
                 "a test, a bench or a demo runs its lab on this machine: waiting until it ends"
             );
+        })
+    }
+
+    fn take(waits: impl FnOnce()) -> Self {
+        let path = match rustix::process::geteuid().is_root() {
+            true => TURN,
+            false => concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(path == TURN).create(path == TURN);
+        let file = options.truncate(false).mode(0o600).open(path);
+        let file = file.unwrap_or_else(|error| panic!("cannot open {path}: {error}"));
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            waits();
             flock(&file, FlockOperation::LockExclusive).expect("a file can be locked");
         }
-        Self { _file: Some(file) }
+        Self { _file: file }
     }
 }
 

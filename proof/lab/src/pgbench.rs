@@ -106,7 +106,10 @@ impl Clients {
         /// The exit code of `timeout` when it has ended the program.
         const TIMED_OUT: i32 = 124;
         let mut limited = Command::new("timeout");
-        limited.arg(WITHIN_S.to_string()).arg(self.path(program)?);
+        // In the group of this process, which Ctrl-C reaches.
+        limited
+            .args(["--foreground", &WITHIN_S.to_string()])
+            .arg(self.path(program)?);
         let output = self
             .reach(limited)?
             .args(arguments)

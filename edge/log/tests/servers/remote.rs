@@ -169,7 +169,7 @@ fn a_newcomer_that_never_comes_is_given_up() {
     Remote::new(addresses.clone(), PATIENCE)
         .append(&[1])
         .unwrap();
-    let mut client = Remote::new(addresses, Duration::from_millis(1500));
+    let mut client = Remote::new(addresses, Duration::from_secs(5));
     let (id, address) = (ReplicaId(3), "127.0.0.1:1".into());
     let change = MemberChange::Add { id, address };
     let mut told = Vec::new();

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     prerequisites::check_root()?;
-    let _turn = Turn::wait();
+    let _turn = Turn::wait_aloud();
     let plan = Plan {
         name: "chaos",
         program: program().to_owned(),

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     prerequisites::check_root()?;
-    let turn = Turn::wait();
+    let turn = Turn::wait_aloud();
     let progress = Progress::interruptible(false)?;
     let (report, page) = demo::run(program().to_owned(), arguments.dash, &progress)?;
     // The lab is down. The page alone may stay.

@@ -49,7 +49,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     };
     // Before another lab is waited for.
     plan.steps()?;
-    let _turn = Turn::wait();
+    let _turn = Turn::wait_aloud();
     let report = drill::run(&plan, &Progress::interruptible(false)?)?;
     if arguments.json {
         let _ = writeln!(std::io::stderr(), "{report}");

@@ -76,7 +76,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     if let Some(sessions) = &arguments.sessions {
         plan.program_keys += &format!("\nsessions = \"{sessions}\"");
     }
-    let _turn = Turn::wait();
+    let _turn = Turn::wait_aloud();
     let progress = Progress::interruptible(false)?;
     let mut is_good = true;
     for subject in subjects {
