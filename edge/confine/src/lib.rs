@@ -262,7 +262,7 @@ fn drop_capabilities() -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
     for capability in CapabilitySet::all().iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // Another user's process, or a root without this capability. What follows is enough.
+            // Another user's process, or a root without this capability. Emptying the sets below is enough.
             Err(rustix::io::Errno::PERM) => break,
             // Newer than this kernel.
             Err(rustix::io::Errno::INVAL) | Ok(()) => {}

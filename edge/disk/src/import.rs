@@ -36,7 +36,7 @@ const IMAGE_BYTES_MAX: u64 = 64 << 20;
 /// What `qemu-img` writes to inspect an image: its answer, to a pipe.
 const NO_FILE: u64 = 0;
 
-/// What is kept of the errors that `qemu-img` prints. A hostile image may make it print more.
+/// So many bytes of the errors that `qemu-img` prints are kept. A hostile image may make it print more.
 const ERRORS_BYTES_MAX: u64 = 64 << 10;
 
 /// How often the caller is asked whether to go on.

@@ -38,7 +38,7 @@ pub enum RemoteError {
         patience: Duration,
         /// The last thing that went wrong.
         last: String,
-        /// What to do.
+        /// The next step for a person.
         advice: String,
     },
     /// The newcomer did not come further within the client's patience: start it, or remove it.

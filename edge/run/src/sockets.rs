@@ -139,7 +139,7 @@ impl Sockets {
     /// Opens a connection. `bound` learns the port of this end before the program can see it.
     pub fn connect(&mut self, id: ConnectionId, mut bound: impl FnMut(u16)) -> io::Result<()> {
         let (stream, own, result) = self.open(&mut bound)?;
-        // What was to be told of this port is of another connection.
+        // An end that is still to be told of this port is that of another connection.
         self.gone.retain(|port| *port != own.port());
         let is_dead = !matches!(result, Ok(()) | Err(Errno::INPROGRESS));
         stream.set_nodelay(true)?;

@@ -27,7 +27,7 @@ struct Browser {
     ends_by: Instant,
 }
 
-/// What it prints, in the folder of its profile.
+/// The file that the browser prints into, in the folder of its profile.
 const PRINTED: &str = "printed.html";
 
 impl Browser {

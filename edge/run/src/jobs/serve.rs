@@ -66,7 +66,7 @@ impl Lobby {
     }
 }
 
-/// What the threads that serve share.
+/// Shared by the threads that serve.
 #[derive(Debug)]
 struct Desk {
     files: Files,
