@@ -2,12 +2,11 @@
 
 use crate::held::HeldSlot;
 use plover_types::{Frame, Index, Micros, OutputNo, SyncNo};
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 /// A frame that waits.
 #[derive(Debug)]
 pub(crate) struct Output {
-    pub no: OutputNo,
     pub since: Micros,
     pub follows: Index,
     pub frame: Frame,
@@ -24,10 +23,13 @@ pub struct Taken {
     pub follows: Index,
 }
 
+/// Frames that wait, by their numbers, so in the order in which the guest has sent them.
+pub(crate) type Outputs = BTreeMap<OutputNo, Output>;
+
 /// The outputs of the slot that is running.
 #[derive(Debug)]
 pub struct Guard {
-    outputs: VecDeque<Output>,
+    outputs: Outputs,
     next: OutputNo,
     bytes: usize,
     /// Bytes of slots that have ended and whose outputs have not left.
@@ -41,7 +43,7 @@ impl Guard {
     /// solo). Losing a frame here is like losing it on a network: the guest sends it again.
     pub fn new(bytes_max: usize) -> Self {
         Self {
-            outputs: VecDeque::new(),
+            outputs: Outputs::new(),
             next: OutputNo(0),
             bytes: 0,
             sealed_bytes: 0,
@@ -63,12 +65,12 @@ impl Guard {
         let no = self.next;
         self.next = OutputNo(no.0 + 1);
         self.bytes += frame.0.len();
-        self.outputs.push_back(Output {
-            no,
+        let output = Output {
             since: now,
             follows,
             frame,
-        });
+        };
+        self.outputs.insert(no, output);
         Some(no)
     }
 
@@ -89,7 +91,7 @@ impl Guard {
 
     /// When the oldest frame began to wait.
     pub fn oldest_since(&self) -> Option<Micros> {
-        self.outputs.front().map(|output| output.since)
+        self.outputs.values().next().map(|output| output.since)
     }
 
     /// Whether it holds enough that a sync is due.
@@ -100,21 +102,20 @@ impl Guard {
     /// Ends the slot: everything that waits belongs to the syncvm `slot`.
     pub fn seal(&mut self, slot: SyncNo) -> HeldSlot {
         self.sealed_bytes += std::mem::take(&mut self.bytes);
-        HeldSlot::new(slot, std::mem::take(&mut self.outputs).into())
+        HeldSlot::new(slot, std::mem::take(&mut self.outputs))
     }
 
     /// The outputs of a slot that this guard has sealed. They do not count as such any more.
-    fn unseal(&mut self, held: HeldSlot) -> Vec<Output> {
+    fn unseal(&mut self, held: HeldSlot) -> Outputs {
         let outputs = held.into_outputs();
-        let bytes: usize = outputs.iter().map(|it| it.frame.0.len()).sum();
+        let bytes: usize = outputs.values().map(|it| it.frame.0.len()).sum();
         self.sealed_bytes = self.sealed_bytes.saturating_sub(bytes);
         outputs
     }
 
     /// The state behind these outputs is safe: hands them out for sending.
     pub fn release(&mut self, held: HeldSlot) -> Vec<Frame> {
-        let outputs = self.unseal(held);
-        outputs.into_iter().map(|output| output.frame).collect()
+        frames_of(self.unseal(held))
     }
 
     /// The state behind these outputs was replaced, so no client may see them. Returns how many there
@@ -125,9 +126,9 @@ impl Guard {
 
     /// The syncvm failed: its outputs wait again, before younger ones.
     pub fn reopen(&mut self, held: HeldSlot) {
-        for output in self.unseal(held).into_iter().rev() {
+        for (no, output) in self.unseal(held) {
             self.bytes += output.frame.0.len();
-            self.outputs.push_front(output);
+            self.outputs.insert(no, output);
         }
     }
 
@@ -139,36 +140,30 @@ impl Guard {
             frames: Vec::with_capacity(numbers.len()),
             ..Taken::default()
         };
-        let mut kept = VecDeque::with_capacity(self.outputs.len());
-        for output in std::mem::take(&mut self.outputs) {
-            if numbers.binary_search(&output.no).is_ok() {
-                self.bytes -= output.frame.0.len();
-                taken.since.get_or_insert(output.since);
-                taken.follows = taken.follows.max(output.follows);
-                taken.frames.push(output.frame);
-            } else {
-                kept.push_back(output);
-            }
+        for no in numbers {
+            let Some(output) = self.outputs.remove(no) else {
+                continue;
+            };
+            self.bytes -= output.frame.0.len();
+            taken.since.get_or_insert(output.since);
+            taken.follows = taken.follows.max(output.follows);
+            taken.frames.push(output.frame);
         }
-        self.outputs = kept;
         taken
     }
 
     /// The frames from this number on, in order.
     pub fn from(&self, no: OutputNo) -> impl Iterator<Item = (OutputNo, &Frame)> {
-        let first = self.outputs.partition_point(|output| output.no < no);
-        let rest = self.outputs.range(first..);
-        rest.map(|output| (output.no, &output.frame))
+        let rest = self.outputs.range(no..);
+        rest.map(|(no, output)| (*no, &output.frame))
     }
 
     /// Forgets the frames before this number, because the leader has sent the same to clients.
     /// Returns how many bytes they had.
     pub fn forget_before(&mut self, no: OutputNo) -> usize {
         let before = self.bytes;
-        while self.outputs.front().is_some_and(|output| output.no < no) {
-            if let Some(output) = self.outputs.pop_front() {
-                self.bytes -= output.frame.0.len();
-            }
+        while let Some(first) = self.outputs.first_entry().filter(|it| *it.key() < no) {
+            self.bytes -= first.remove().frame.0.len();
         }
         before - self.bytes
     }
@@ -176,8 +171,7 @@ impl Guard {
     /// Hands out everything, because this replica's state is the only one left.
     pub fn release_all(&mut self) -> Vec<Frame> {
         self.bytes = 0;
-        let outputs = std::mem::take(&mut self.outputs);
-        outputs.into_iter().map(|output| output.frame).collect()
+        frames_of(std::mem::take(&mut self.outputs))
     }
 
     /// Forgets everything, because the state behind it is given up. Returns how many frames.
@@ -185,6 +179,10 @@ impl Guard {
         self.bytes = 0;
         std::mem::take(&mut self.outputs).len()
     }
+}
+
+fn frames_of(outputs: Outputs) -> Vec<Frame> {
+    outputs.into_values().map(|output| output.frame).collect()
 }
 
 #[cfg(test)]

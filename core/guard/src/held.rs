@@ -1,6 +1,6 @@
 //! The outputs of a slot that has ended.
 
-use crate::guard::Output;
+use crate::guard::Outputs;
 use plover_types::SyncNo;
 
 /// The outputs of one slot, after the guest was paused at its end.
@@ -8,12 +8,12 @@ use plover_types::SyncNo;
 #[must_use = "a held slot must be released, discarded or reopened"]
 pub struct HeldSlot {
     slot: SyncNo,
-    outputs: Vec<Output>,
+    outputs: Outputs,
     settled: bool,
 }
 
 impl HeldSlot {
-    pub(crate) fn new(slot: SyncNo, outputs: Vec<Output>) -> Self {
+    pub(crate) fn new(slot: SyncNo, outputs: Outputs) -> Self {
         Self {
             slot,
             outputs,
@@ -22,7 +22,7 @@ impl HeldSlot {
     }
 
     /// The outputs, for the guard that has sealed them.
-    pub(crate) fn into_outputs(mut self) -> Vec<Output> {
+    pub(crate) fn into_outputs(mut self) -> Outputs {
         self.settled = true;
         std::mem::take(&mut self.outputs)
     }

@@ -170,31 +170,27 @@ pub(crate) struct Connection {
     waiting: VecDeque<Waiting>,
     /// The two have differed, so nothing more matches before the next sync.
     broken: bool,
-    /// Slots that have ended since a segment was sent on it.
-    idle_slots: u32,
 }
-
-/// A connection without segments for this many slots is forgotten. That is safe: the next segment
-/// begins it anew, and at worst a retransmission across that costs a sync.
-const IDLE_SLOTS_MAX: u32 = 3;
 
 impl Connection {
     /// A connection whose first segment seen is `first`.
     pub fn new(first: &Segment<'_>) -> Self {
-        let side = Side::from(first.seq, None);
+        Self::at(Side::from(first.seq, None))
+    }
+
+    /// A connection that both sides go on with from here.
+    fn at(side: Side) -> Self {
         Self {
             ours: side.clone(),
+            matched: side.next,
             theirs: side,
-            matched: first.seq,
             waiting: VecDeque::new(),
             broken: false,
-            idle_slots: 0,
         }
     }
 
     /// Our guest has sent this.
     pub fn ours(&mut self, no: OutputNo, segment: &Segment<'_>) -> Result<(), Difference> {
-        self.idle_slots = 0;
         if let Some(syn) = segment.syn {
             return self.our_syn(no, syn, !segment.payload.is_empty());
         }
@@ -262,7 +258,6 @@ impl Connection {
 
     /// The secondary's guest has sent this.
     pub fn theirs(&mut self, segment: &Segment<'_>) -> Result<(), Difference> {
-        self.idle_slots = 0;
         if self.broken {
             return Ok(());
         }
@@ -382,18 +377,10 @@ impl Connection {
     }
 
     /// A sync has made the other side's guest equal to ours: both go on from what ours has sent.
-    /// Returns whether the connection is still in use.
-    pub fn begin_anew(&mut self) -> bool {
-        self.idle_slots += 1;
-        let side = Side {
+    pub fn begun_anew(self) -> Self {
+        Self::at(Side {
             syn: self.ours.syn,
             ..Side::from(self.ours.next, self.ours.ack)
-        };
-        self.ours = side.clone();
-        self.matched = side.next;
-        self.theirs = side;
-        self.waiting.clear();
-        self.broken = false;
-        self.idle_slots <= IDLE_SLOTS_MAX
+        })
     }
 }

@@ -34,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod connection;
+mod connections;
 mod flow;
 mod matcher;
 mod translation;

@@ -25,6 +25,7 @@
 //! [`Matcher::begin`].
 
 use crate::connection::{Connection, Reset};
+use crate::connections::Connections;
 use crate::flow::{Flow, Pairing};
 use crate::translation::LeaderSyn;
 use plover_packets::{FlowKey, Packet, Route, Segment, TcpHead};
@@ -32,9 +33,8 @@ use plover_types::{Frame, OutputNo};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Connections and flows that are compared at once. Outputs on others wait for a sync. An idle
-/// connection takes some 300 bytes.
-const FLOWS_MAX: usize = 4096;
+/// Flows of datagrams that are compared at once. Outputs on others wait for a sync.
+const FLOWS_MAX: usize = 1 << 14;
 
 /// The secondary keeps a datagram or RST that our guest has not sent until so many bytes follow it; then
 /// it counts as lost on the network. Otherwise outputs of one guest alone (an ARP request, say) would
@@ -100,7 +100,7 @@ enum Pending {
 /// Compares the outputs of the slot that is running.
 #[derive(Debug)]
 pub struct Matcher {
-    connections: BTreeMap<Route, Connection>,
+    connections: Connections,
     flows: BTreeMap<FlowKey, Flow>,
     covered: Vec<OutputNo>,
     /// The secondary's frames, with their sizes, from the first that it must still keep.
@@ -127,7 +127,7 @@ impl Matcher {
     /// ours.
     pub fn new(bytes_max: usize) -> Self {
         Self {
-            connections: BTreeMap::new(),
+            connections: Connections::default(),
             flows: BTreeMap::new(),
             covered: Vec::new(),
             pending: VecDeque::new(),
@@ -155,11 +155,7 @@ impl Matcher {
     /// connections.
     pub fn begin(&mut self, followed: bool) {
         self.flows.clear();
-        if followed && !self.incomplete {
-            self.connections.retain(|_, one| one.begin_anew());
-        } else {
-            self.connections.clear();
-        }
+        self.connections.begin(followed && !self.incomplete);
         self.covered.clear();
         self.pending.clear();
         self.pending_bytes = 0;
@@ -299,7 +295,7 @@ impl Matcher {
 
     /// Our oldest frame that waits for the other side, in words.
     pub fn describe_waiting(&self) -> Option<String> {
-        let segments = self.connections.iter().filter_map(|(route, one)| {
+        let segments = self.connections.used().filter_map(|(route, one)| {
             let (no, what) = one.describe_waiting()?;
             Some((no, format!("{route}: {what}")))
         });
@@ -315,13 +311,12 @@ impl Matcher {
     }
 
     fn connection(&mut self, route: Route, first: &Segment<'_>) -> Option<&mut Connection> {
-        let known = self.connections.contains_key(&route);
-        if !known && self.connections.len() >= FLOWS_MAX {
-            self.differs(FlowKey::Ip(route), Difference::TooMuch);
-            return None;
+        let connection = self.connections.of(route, first);
+        if connection.is_none() {
+            let too_many = (FlowKey::Ip(route), Difference::TooMuch);
+            self.difference.get_or_insert(too_many);
         }
-        let entry = self.connections.entry(route);
-        Some(entry.or_insert_with(|| Connection::new(first)))
+        connection
     }
 
     fn flow(&mut self, key: FlowKey) -> Option<&mut Flow> {

@@ -39,12 +39,18 @@ use plover_types::{Frame, Micros, SyncNo};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Connections that are translated at once. Further SYNs are not translated: they differ, which costs
-/// a sync, and that empties the table of a secondary. An entry takes some 200 bytes.
-const CONNECTIONS_MAX: usize = 4096;
+/// Connections that are translated at once: of a secondary, those that were opened in one slot. Further SYNs are not
+/// translated: they differ, which costs a sync, and that empties the table of a secondary. An entry takes some 200
+/// bytes, and 60 in each sync of a leader that has taken over.
+const CONNECTIONS_MAX: usize = 1 << 14;
 
-/// Frames that may wait for the leader's number. It is already on its way when they come, or lost.
-const WAITING_MAX: usize = 1024;
+/// Bytes of frames that may wait for the leader's number. It is already on its way when they come, or lost.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+
+/// The bytes that a waiting frame counts for.
+fn weight(frame: &Frame) -> usize {
+    frame.0.len() + 64
+}
 
 /// A connection that both ends have closed is forgotten after two maximum segment lifetimes
 /// (RFC 9293 §3.6.1): until then either end may send again.
@@ -170,6 +176,7 @@ impl Connection {
 #[derive(Debug, Default)]
 pub struct SequenceTranslator {
     connections: BTreeMap<Route, Connection>,
+    /// The bytes of all frames that wait.
     waiting: usize,
     /// The guest's memory is the state of this sync, and what the guest has done since.
     sync: SyncNo,
@@ -245,7 +252,7 @@ impl SequenceTranslator {
         }
         one.leader_syn = Some(syn);
         let waited = one.pair();
-        self.waiting -= waited.len();
+        self.waiting -= waited.iter().map(weight).sum::<usize>();
         waited
     }
 
@@ -306,7 +313,8 @@ impl SequenceTranslator {
         let full = known.is_none() && self.connections.len() >= CONNECTIONS_MAX;
         // This SYN opens a new connection in the place of an old one.
         let old = self.connections.remove(&head.route);
-        self.waiting -= old.as_ref().map_or(0, |old| old.waiting.len());
+        let waited = old.iter().flat_map(|old| &old.waiting);
+        self.waiting -= waited.map(weight).sum::<usize>();
         if !self.compared || full || head.signed {
             return false;
         }
@@ -329,8 +337,8 @@ impl SequenceTranslator {
         if !one.waits() {
             one.translate_sent(head, &mut frame);
             Outgoing::Passes(frame)
-        } else if self.waiting < WAITING_MAX {
-            self.waiting += 1;
+        } else if self.waiting < WAITING_BYTES_MAX {
+            self.waiting += weight(&frame);
             one.waiting.push(frame);
             Outgoing::Waits
         } else {

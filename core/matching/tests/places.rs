@@ -55,6 +55,22 @@ fn a_place_that_was_guessed_too_low_costs_one_sync_and_not_each_one() {
     assert_eq!(sides.matcher.difference(), None);
 }
 
+/// As many as one slot uses; none is forgotten by the next.
+#[test]
+fn ten_thousand_connections_are_compared() {
+    let mut sides = Sides::new();
+    for place in [100, 103] {
+        for port in 0..10_000 {
+            let frame = Tcp::at(place).ack(7).data(b"one").port(port).frame();
+            sides.ours(&frame);
+            sides.theirs(&frame);
+        }
+        assert_eq!(sides.covered().len(), 10_000);
+        assert_eq!(sides.matcher.difference(), None);
+        sides.matcher.begin(true);
+    }
+}
+
 /// A client without a connection draws them, as many as it likes.
 #[test]
 fn many_resets_of_one_connection_match() {

@@ -5,17 +5,38 @@ use serde::{Deserialize, Serialize};
 
 /// A set of pages of one guest, as a bitmap over all of its pages. This is the form of dirty
 /// pages, of the union of two sides' dirty pages, and of debt.
+///
+/// A second bitmap says which words of the first are not zero, so that sets of few pages of a large guest
+/// are joined, counted and listed in the time that these pages take: of 64 GiB it has 32 KiB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageSet {
     words: Vec<u64>,
+    /// Bit n is set if, and only if, word n is not zero.
+    used: Vec<u64>,
     pages: u32,
+}
+
+/// The places of the bits of `word`, rising.
+fn bits(mut word: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros();
+        word &= word.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
+}
+
+/// The bits of a word from place `first` on, which is below 64.
+fn from_bit(first: usize) -> u64 {
+    u64::MAX << first
 }
 
 impl PageSet {
     /// The empty set over a guest of `pages` pages.
     pub fn new(pages: u32) -> Self {
+        let words = (pages as usize).div_ceil(64);
         Self {
-            words: vec![0; (pages as usize).div_ceil(64)],
+            words: vec![0; words],
+            used: vec![0; words.div_ceil(64)],
             pages,
         }
     }
@@ -40,7 +61,7 @@ impl PageSet {
             page.0,
             self.pages
         );
-        self.words[page.0 as usize / 64] |= 1 << (page.0 % 64);
+        self.add(page.0 as usize / 64, 1 << (page.0 % 64));
     }
 
     /// Adds `start..end`. Asserts that it lies in the guest.
@@ -60,15 +81,29 @@ impl PageSet {
             } else {
                 (1 << high) - 1
             };
-            self.words[word] |= mask & (u64::MAX << low);
+            self.add(word, mask & (u64::MAX << low));
             page += high - low;
+        }
+    }
+
+    /// Adds the pages `mask` of this word, which are not none.
+    fn add(&mut self, word: usize, mask: u64) {
+        self.words[word] |= mask;
+        self.used[word / 64] |= 1 << (word % 64);
+    }
+
+    /// Takes the pages `mask` of this word out.
+    fn take(&mut self, word: usize, mask: u64) {
+        self.words[word] &= !mask;
+        if self.words[word] == 0 {
+            self.used[word / 64] &= !(1 << (word % 64));
         }
     }
 
     /// Takes one page out.
     pub fn remove(&mut self, page: PageNo) {
         if page.0 < self.pages {
-            self.words[page.0 as usize / 64] &= !(1 << (page.0 % 64));
+            self.take(page.0 as usize / 64, 1 << (page.0 % 64));
         }
     }
 
@@ -80,32 +115,48 @@ impl PageSet {
     /// Adds every page of `other`. Both must be sets over the same guest.
     pub fn union_with(&mut self, other: &Self) {
         assert_eq!(self.pages, other.pages, "sets over different guests");
-        for (a, b) in self.words.iter_mut().zip(&other.words) {
-            *a |= b;
+        for (word, members) in other.words_from(0) {
+            self.add(word, members);
         }
     }
 
     /// Takes every page of `other` out. Both must be sets over the same guest.
     pub fn subtract(&mut self, other: &Self) {
         assert_eq!(self.pages, other.pages, "sets over different guests");
-        for (a, b) in self.words.iter_mut().zip(&other.words) {
-            *a &= !b;
+        for (word, members) in other.words_from(0) {
+            self.take(word, members);
         }
     }
 
     /// Empties the set.
     pub fn clear(&mut self) {
-        self.words.fill(0);
+        for (at, used) in self.used.iter_mut().enumerate() {
+            for bit in bits(std::mem::take(used)) {
+                self.words[at * 64 + bit as usize] = 0;
+            }
+        }
     }
 
     /// How many pages are members.
     pub fn len(&self) -> u32 {
-        self.words.iter().map(|w| w.count_ones()).sum()
+        let counts = self.words_from(0).map(|(_, members)| members.count_ones());
+        counts.sum()
     }
 
     /// Whether no page is a member.
     pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|w| *w == 0)
+        self.used.iter().all(|used| *used == 0)
+    }
+
+    /// The words that are not zero, from word `first` on, with their places.
+    fn words_from(&self, first: usize) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let start = first / 64;
+        let used = self.used.iter().enumerate().skip(start);
+        used.flat_map(move |(at, used)| {
+            let from = if at == start { first % 64 } else { 0 };
+            bits(used & from_bit(from)).map(move |bit| at * 64 + bit as usize)
+        })
+        .map(|word| (word, self.words[word]))
     }
 
     /// The members in rising order.
@@ -116,18 +167,9 @@ impl PageSet {
     /// The members from `first` on, in rising order.
     pub fn iter_from(&self, first: PageNo) -> impl Iterator<Item = PageNo> + '_ {
         let start = first.0 as usize / 64;
-        let words = self.words.iter().enumerate().skip(start);
-        words.flat_map(move |(i, word)| {
-            let below = if i == start { first.0 % 64 } else { 0 };
-            let mut rest = *word & (u64::MAX << below);
-            std::iter::from_fn(move || {
-                if rest == 0 {
-                    return None;
-                }
-                let bit = rest.trailing_zeros();
-                rest &= rest - 1;
-                Some(PageNo(i as u32 * 64 + bit))
-            })
+        self.words_from(start).flat_map(move |(word, members)| {
+            let from = if word == start { first.0 % 64 } else { 0 };
+            bits(members & from_bit(from as usize)).map(move |bit| PageNo(word as u32 * 64 + bit))
         })
     }
 
@@ -179,29 +221,51 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
+    /// More than two words of the second bitmap stand for.
+    const PAGES: u32 = 2 * 64 * 64 + 500;
+
     proptest! {
         /// The bitmap against a dumb twin.
         #[test]
-        fn page_set_is_a_set(ops in prop::collection::vec((0u32..500, 0u32..500, any::<bool>()), 0..60)) {
-            let mut fast = PageSet::new(500);
+        fn page_set_is_a_set(ops in prop::collection::vec((0..PAGES, 0u32..300, 0..7u8), 0..60)) {
+            let mut fast = PageSet::new(PAGES);
             let mut slow = BTreeSet::new();
-            for (a, b, add) in ops {
-                let (start, end) = (a.min(b), a.max(b));
-                if add {
-                    fast.insert_run(start, end);
-                    slow.extend(start..end);
-                } else {
-                    fast.remove(PageNo(a));
-                    slow.remove(&a);
+            for (start, length, what) in ops {
+                let end = (start + length).min(PAGES);
+                let mut other = PageSet::new(PAGES);
+                other.insert_run(start, end);
+                match what {
+                    0 => {
+                        fast.remove(PageNo(start));
+                        slow.remove(&start);
+                    }
+                    1 => {
+                        fast.subtract(&other);
+                        slow.retain(|page| !(start..end).contains(page));
+                    }
+                    2 => {
+                        fast.union_with(&other);
+                        slow.extend(start..end);
+                    }
+                    3 if length < 30 => {
+                        fast.clear();
+                        slow.clear();
+                    }
+                    _ => {
+                        fast.insert_run(start, end);
+                        slow.extend(start..end);
+                    }
                 }
                 prop_assert_eq!(fast.len() as usize, slow.len());
+                prop_assert_eq!(fast.is_empty(), slow.is_empty());
             }
             prop_assert_eq!(fast.iter().map(|p| p.0).collect::<Vec<_>>(), slow.iter().copied().collect::<Vec<_>>());
-            for from in [0, 1, 63, 64, 250, 499, 500, 700] {
+            for from in [0, 1, 63, 64, 250, 4095, 4096, 4097, 8500, PAGES - 1, PAGES, PAGES + 200, u32::MAX] {
                 let rest = slow.range(from..).copied().collect::<Vec<_>>();
                 prop_assert_eq!(fast.iter_from(PageNo(from)).map(|p| p.0).collect::<Vec<_>>(), rest);
             }
-            prop_assert_eq!(fast.to_runs().to_set(500), Some(fast));
+            // Equal members make equal sets, whatever way they came.
+            prop_assert_eq!(fast.to_runs().to_set(PAGES), Some(fast));
         }
     }
 

@@ -53,6 +53,7 @@ pub mod capture;
 pub mod chaos;
 pub mod cluster;
 pub mod crash;
+pub mod crowd;
 pub mod demo;
 pub mod drill;
 pub mod experiment;

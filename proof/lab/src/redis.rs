@@ -105,6 +105,11 @@ impl Connection {
         ok(&self.command(&[b"SELECT", database.to_string().as_bytes()])?)
     }
 
+    /// `CONFIG SET`: changes a setting of the server.
+    pub fn configure(&mut self, setting: &str, value: &str) -> io::Result<()> {
+        ok(&self.command(&[b"CONFIG", b"SET", setting.as_bytes(), value.as_bytes()])?)
+    }
+
     /// `GETSET`: sets a value, and returns the one before.
     pub fn swap(&mut self, key: &str, value: &str) -> io::Result<Option<Vec<u8>>> {
         bulk(self.command(&[b"GETSET", key.as_bytes(), value.as_bytes()])?)

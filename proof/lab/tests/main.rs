@@ -9,6 +9,7 @@ mod change;
 mod chaos;
 mod clean;
 mod clock;
+mod crowd;
 mod dash;
 mod debian;
 mod disk;

@@ -440,9 +440,8 @@ impl Body {
         }
         self.sampled_at = now;
         // Reading the clock of a running thread interrupts its CPU, so it is read only if the guest has
-        // no work. The threads are looked at first, because they mostly run, and once more after the
-        // queues are found empty.
-        let at_rest = !vm.has_work() && vm.consumed_all() && !vm.has_work();
+        // no work. All threads are looked at after the queues were found empty, and before that the one that mostly runs.
+        let at_rest = !vm.still_has_work() && vm.consumed_all() && !vm.has_work();
         let cpu = at_rest.then(|| Micros(vm.cpu_time().as_micros() as u64));
         self.apply(Event::Sample { cpu })
     }

@@ -17,6 +17,7 @@ use rustix::fd::AsRawFd;
 use serde_json::Value;
 use std::fs::File;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// QEMU that has not come to its guest by then hangs. With a busy host and a slow disk it takes some seconds.
@@ -323,7 +324,18 @@ impl QemuVm {
 
     /// Whether a thread that runs the guest or its devices is running or waiting for a CPU.
     pub fn has_work(&self) -> bool {
-        self.thread_states.iter().any(ThreadState::is_runnable)
+        let found = self.thread_states.iter().position(ThreadState::is_runnable);
+        if let Some(found) = found {
+            self.last_busy.store(found, Ordering::Relaxed);
+        }
+        found.is_some()
+    }
+
+    /// Whether the thread that [`Self::has_work`] last found busy still is. That is one look, however many vCPUs there are.
+    pub fn still_has_work(&self) -> bool {
+        let last = self.last_busy.load(Ordering::Relaxed);
+        let last = self.thread_states.get(last);
+        last.is_some_and(ThreadState::is_runnable)
     }
 
     /// Page faults of QEMU so far. Between two scans there is one for each page that the guest has written,

@@ -69,6 +69,7 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde_json::Value;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 /// See "States" above.
@@ -147,6 +148,8 @@ pub struct QemuVm {
     vcpu_clocks: Vec<CpuClock>,
     /// The states of the vCPU threads and the main thread.
     thread_states: Vec<ThreadState>,
+    /// The place in it of the thread that was last found busy.
+    last_busy: AtomicUsize,
     faults: Faults,
     /// Whether the guest's frames make the epoll set readable.
     hears_outputs: bool,

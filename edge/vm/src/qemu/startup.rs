@@ -28,6 +28,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 /// Bytes of frames that may wait in the sockets of the guest's NICs, and as many again before them. More are refused, as by
@@ -146,6 +147,7 @@ impl QemuVm {
             armed: false,
             vcpu_clocks: Vec::new(),
             thread_states: Vec::new(),
+            last_busy: AtomicUsize::new(0),
             faults,
             hears_outputs: true,
             events: VecDeque::new(),
