@@ -2,8 +2,11 @@
 
 use crate::run::{self, Result};
 use anyhow::{Context, bail};
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// A program or file that must be there, and its package.
 pub(crate) struct Need {
@@ -130,11 +133,7 @@ pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
     update()?;
     let mut command = Command::new("sh");
     command.args(["-c", INSTALL, "install"]).args(&missing);
-    let installed = silent(&mut command).status().context("cannot run sh")?;
-    if !installed.success() {
-        bail!("apt-get could not install {}: see above", missing.join(" "));
-    }
-    Ok(())
+    apt(&mut command).with_context(|| format!("cannot install {}", missing.join(" ")))
 }
 
 /// Installs packages without starting the services among them: the programs are needed here, not the services. Debian's scripts
@@ -171,9 +170,13 @@ pub(crate) fn install_rust_component(component: &str) -> bool {
         return false;
     }
     eprintln!("x: installing Debian packages: {package}");
-    update()
-        .and_then(|()| apt(&["install", "-y", "-qq", package]))
-        .is_ok()
+    let mut install = Command::new("apt-get");
+    install.args(["install", "-y", "-qq", package]);
+    let installed = update().and_then(|()| apt(&mut install));
+    if let Err(error) = &installed {
+        eprintln!("x: {error:#}");
+    }
+    installed.is_ok()
 }
 
 /// Whether packages can be installed at all.
@@ -187,19 +190,63 @@ pub(crate) fn can_install() -> bool {
 
 /// Makes apt's lists of packages current.
 pub(crate) fn update() -> Result<()> {
-    apt(&["update", "-qq"])
+    let mut update = Command::new("apt-get");
+    apt(update.args(["update", "-qq"])).context("cannot update apt's lists of packages")
 }
 
-fn apt(args: &[&str]) -> Result<()> {
-    let mut command = Command::new("apt-get");
-    run::finish(silent(command.args(args)))
+/// How often apt-get is tried while another apt holds a lock, and the time between: five minutes in all. On a new machine
+/// unattended-upgrades runs for minutes.
+const TRIES: usize = 60;
+const BETWEEN_TRIES: Duration = Duration::from_secs(5);
+
+/// Runs apt-get, or a shell that runs it. An error holds apt's own. apt-get fails at once while another apt holds a lock: this
+/// tries again. apt's own option for that, `DPkg::Lock::Timeout`, is not for the locks of the package lists and the downloads,
+/// and it waits without a message.
+fn apt(command: &mut Command) -> Result<()> {
+    // apt's chatter is not our output, and apt translates its messages.
+    command.envs([("DEBIAN_FRONTEND", "noninteractive"), ("LC_ALL", "C")]);
+    command.stdout(std::io::stderr());
+    for tries in 1.. {
+        // A file, not a pipe: a service that a package starts may keep the pipe open, and the read would not end.
+        let mut errors = nameless_file()?;
+        command.stderr(errors.try_clone()?);
+        let status = command.status().context("cannot run apt-get")?;
+        let mut said = Vec::new();
+        errors.rewind()?;
+        errors.read_to_end(&mut said)?;
+        let said = String::from_utf8_lossy(&said);
+        if status.success() {
+            eprint!("{said}");
+            break;
+        }
+        match held_lock(&said) {
+            Some(lock) if tries < TRIES => {
+                if tries == 1 {
+                    eprintln!("x: another apt runs; waiting for up to 5 minutes: {lock}");
+                }
+                std::thread::sleep(BETWEEN_TRIES);
+            }
+            _ => bail!("apt-get failed ({status}): {}", said.trim_end()),
+        }
+    }
+    Ok(())
 }
 
-/// apt's chatter is not our output.
-fn silent(command: &mut Command) -> &mut Command {
-    command
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdout(std::io::stderr())
+/// apt's sentence about a lock that another apt holds.
+fn held_lock(said: &str) -> Option<&str> {
+    said.lines()
+        .find(|line| line.contains("Could not get lock"))
+}
+
+/// A file beside this program that is gone once it is closed.
+fn nameless_file() -> Result<File> {
+    let path = run::built(&format!("apt-get.{}", std::process::id()))?;
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(true);
+    let file = options.open(&path);
+    let file = file.with_context(|| format!("cannot make {}", path.display()))?;
+    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    Ok(file)
 }
 
 /// Each missing package once, in the order of the needs.
@@ -239,6 +286,19 @@ mod tests {
         let all = missing(LAB, |_| false);
         assert_eq!(all, ["qemu-system-x86", "iproute2"]);
         assert_eq!(missing(LAB, |probe| probe != "bridge"), ["iproute2"]);
+    }
+
+    #[test]
+    fn a_lock_of_another_apt_is_known_by_what_apt_says() {
+        let held =
+            "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 812 (apt-get)";
+        let said =
+            format!("W: a warning\n{held}\nE: Unable to lock directory /var/lib/apt/lists/\n");
+        assert_eq!(held_lock(&said), Some(held));
+        assert_eq!(
+            held_lock("E: Unable to locate package no-such-package\n"),
+            None
+        );
     }
 
     #[test]

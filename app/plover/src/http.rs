@@ -1,24 +1,67 @@
 //! HTTP for `plover metrics` and `plover dash`: a page or two, to be read only.
 //!
+//! ```text
+//!   accepted ─▶ a place, a thread ─▶ head read ─▶ page made ─▶ answer written ─▶ rest drained ─▶ closed
+//!                 │                     │                         │                 └─ 2 s or 64 KiB
+//!                 │                     └─ 10 s, 8 KiB            └─ 10 s
+//!                 └─ all 64 places are taken: see `places`
+//! ```
+//!
+//! Anybody who reaches the port can connect. So every step has one deadline, which slow bytes do not move. A connection carries one
+//! request, and its body is not read: pipelined requests and a false `Content-Length` change nothing.
+//!
 //! On a loopback address only requests by a name of that address are answered. A page of somebody else in a browser of this
 //! host may lead a name of its own to 127.0.0.1, and would read the answer.
 
-use crate::output;
+mod places;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use request::Request;
+
+use crate::{logging, output};
 use anyhow::{Result, anyhow};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::time::Duration;
-use tiny_http::{Header, Method, Request, Response, Server};
+use places::Places;
+use rustix::io::Errno;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// How many requests are answered at the same time. One that waits for a replica that hangs, or for a client
-/// that does not read, delays the others only if all threads have one.
-const THREADS: usize = 4;
+/// What one client may take of the server.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// How long the head of a request may take.
+    head_within: Duration,
+    /// How long the client may take to read the answer, as far as it does not fit into the kernel's buffers.
+    answer_within: Duration,
+    /// How long the server waits after the answer for the client's end of the connection.
+    rest_within: Duration,
+    /// How many connections are open at the same time, each with a thread.
+    connections: usize,
+    /// How long each connection is safe from being closed for another one.
+    kept_for: Duration,
+}
 
-/// How long a client may take no more of an answer. Its connection ends after some times as long.
-const READS_WITHIN: Duration = Duration::from_secs(5);
+/// Prometheus waits 10 s for a scrape by default, and a browser's page 5 s for its data.
+const LIMITS: Limits = Limits {
+    head_within: Duration::from_secs(10),
+    answer_within: Duration::from_secs(10),
+    rest_within: Duration::from_secs(2),
+    connections: 64,
+    kept_for: Duration::from_secs(1),
+};
 
-/// How long a connection may be silent. Scrapers and pages ask more often.
-const ASKS_WITHIN: Duration = Duration::from_secs(120);
+/// How much is read after a request. Closing a socket with unread input would take the answer back.
+const REST_BYTES_MAX: u64 = 64 << 10;
+
+/// The pause after an error of accept(). Most errors last, as a lack of descriptors does, and the next call would fail at once,
+/// too.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// The log names an error of accept() at most so often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// An answer.
 #[derive(Debug)]
@@ -47,55 +90,194 @@ impl Page {
             body: body.into(),
         }
     }
+
+    /// The answer as it is sent. One to `HEAD` has no body.
+    fn bytes(&self, with_body: bool) -> Vec<u8> {
+        let mut text = format!(
+            "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n",
+            self.code,
+            reason(self.code),
+            self.content_type,
+            self.body.len()
+        );
+        for (name, value) in self.headers {
+            text += &format!("{name}: {value}\r\n");
+        }
+        text += "\r\n";
+        if with_body {
+            text += &self.body;
+        }
+        text.into_bytes()
+    }
 }
 
-/// Answers requests until the process is ended. `name`, such as "metrics are", and `path` say where what is.
+/// The name of a code (RFC 9110, section 15). Clients go by the code alone.
+fn reason(code: u16) -> &'static str {
+    match code {
+        200 => "OK",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        _ => "",
+    }
+}
+
+/// Answers requests until the process is ended. `name`, such as "metrics are", and `path` say where what is. Returns only with
+/// an error: the address cannot be listened on, or takes no more connections.
 pub fn serve(
     listen: SocketAddr,
     name: &str,
     path: &str,
-    page: impl Fn(&Request) -> Page + Sync,
+    page: impl Fn(&Request) -> Page + Send + Sync + 'static,
 ) -> Result<()> {
-    let server = listen_on(listen, READS_WITHIN).map_err(|error| {
+    let _log_thread = logging::to_error_output().in_background();
+    let listener = TcpListener::bind(listen).map_err(|error| {
         anyhow!("cannot listen on {listen}: {error}; choose another address with --listen")
     })?;
-    output::line(format_args!(
-        "{name} at http://{}{path}",
-        server.server_addr()
-    ))?;
-    answer_all(&server, listen.ip().is_loopback(), page);
-    Ok(())
+    let address = listener.local_addr()?;
+    let server = Server::new(listen.ip().is_loopback(), LIMITS, page);
+    output::line(format_args!("{name} at http://{address}{path}"))?;
+    let error = server.accept_all(|| listener.accept());
+    Err(anyhow!(
+        "{address} takes no more connections: {error}; start this command again"
+    ))
 }
 
-/// A server whose connections end when their clients hang.
-fn listen_on(
-    listen: SocketAddr,
-    reads_within: Duration,
-) -> Result<Server, Box<dyn std::error::Error + Send + Sync>> {
-    let listener = TcpListener::bind(listen)?;
-    // Linux gives a connection the limits of the socket that accepts it.
-    set_socket_timeout(&listener, Timeout::Send, Some(reads_within))?;
-    set_socket_timeout(&listener, Timeout::Recv, Some(ASKS_WITHIN))?;
-    Server::from_listener(listener, None)
+/// Shared by the threads that answer.
+struct Server<P> {
+    page: P,
+    /// Whether only the names of the loopback address are answered.
+    only_local: bool,
+    limits: Limits,
+    places: Arc<Places>,
 }
 
-fn answer_all(server: &Server, only_local: bool, page: impl Fn(&Request) -> Page + Sync) {
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                for request in server.incoming_requests() {
-                    let host = header(&request, "Host").unwrap_or_default();
-                    let page = match request.method() {
-                        _ if only_local && !is_local(host) => foreign(host),
-                        Method::Get | Method::Head => page(&request),
-                        _ => Page::text(405, "only GET\n"),
-                    };
-                    // Fails only when the client is gone.
-                    let _ = request.respond(response(page));
-                }
-            });
+impl<P: Fn(&Request) -> Page + Send + Sync + 'static> Server<P> {
+    fn new(only_local: bool, limits: Limits, page: P) -> Arc<Self> {
+        Arc::new(Self {
+            page,
+            only_local,
+            limits,
+            places: Places::new(limits.connections, limits.kept_for),
+        })
+    }
+
+    /// Answers all connections that `accept` returns. Returns the error after which it can return no more.
+    fn accept_all(
+        self: &Arc<Self>,
+        mut accept: impl FnMut() -> io::Result<(TcpStream, SocketAddr)>,
+    ) -> io::Error {
+        let mut warned: Option<Instant> = None;
+        loop {
+            let taken = accept().and_then(|(stream, from)| self.take(stream, from.ip()));
+            let Err(error) = taken else {
+                continue;
+            };
+            if is_final(&error) {
+                return error;
+            }
+            if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+                warned = Some(Instant::now());
+                tracing::warn!(
+                    event = "http_not_accepted",
+                    "a connection cannot be accepted: {error}; this is tried again until it succeeds. If open files are short, \
+                     raise their limit (LimitNOFILE= of the service)"
+                );
+            }
+            std::thread::sleep(ACCEPT_AGAIN_AFTER);
         }
-    });
+    }
+
+    /// Answers a connection in a thread of its own.
+    fn take(self: &Arc<Self>, stream: TcpStream, host: IpAddr) -> io::Result<()> {
+        let place = self.places.enter(stream, host);
+        let server = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("http".into());
+        thread.spawn(move || {
+            // Fails only when the client is gone, or is too slow.
+            let _ = server.answer(place.stream());
+        })?;
+        Ok(())
+    }
+
+    fn answer(&self, stream: &TcpStream) -> io::Result<()> {
+        let within = |limit: Duration| Until {
+            stream,
+            by: Instant::now() + limit,
+        };
+        let (page, with_body) = match Request::read(within(self.limits.head_within)) {
+            Ok(request) => (self.page(&request), request.method != "HEAD"),
+            Err(unfit) => match unfit.page() {
+                Some(page) => (page, true),
+                None => return Ok(()),
+            },
+        };
+        let answer = page.bytes(with_body);
+        within(self.limits.answer_within).write_all(&answer)?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut rest = within(self.limits.rest_within).take(REST_BYTES_MAX);
+        io::copy(&mut rest, &mut io::sink())?;
+        Ok(())
+    }
+
+    fn page(&self, request: &Request) -> Page {
+        let host = request.header("Host").unwrap_or_default();
+        match request.method.as_str() {
+            _ if self.only_local && !is_local(host) => foreign(host),
+            "GET" | "HEAD" => (self.page)(request),
+            _ => Page {
+                headers: &[("Allow", "GET, HEAD")],
+                ..Page::text(405, "only GET and HEAD\n")
+            },
+        }
+    }
+}
+
+/// Whether accept() fails with this error for ever. All others pass: the kernel is short of something, or the connection has
+/// failed before it was accepted (accept(2), "Error handling").
+fn is_final(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::BADF | Errno::FAULT | Errno::INVAL | Errno::NOTSOCK)
+    )
+}
+
+/// A connection whose reads and writes, all together, end by a moment.
+#[derive(Debug)]
+struct Until<'a> {
+    stream: &'a TcpStream,
+    by: Instant,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(left)
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn foreign(host: &str) -> Page {
@@ -119,79 +301,4 @@ fn is_local(host: &str) -> bool {
         .and_then(|name| name.strip_suffix(']'));
     let address = bare.unwrap_or(name).parse::<IpAddr>();
     name == "localhost" || address.is_ok_and(|address| address.is_loopback())
-}
-
-/// The target of a request: the path, and what follows the question mark.
-pub fn path_and_query(request: &Request) -> (&str, &str) {
-    request.url().split_once('?').unwrap_or((request.url(), ""))
-}
-
-/// The value of a header of the request.
-pub fn header<'a>(request: &'a Request, name: &'static str) -> Option<&'a str> {
-    let header = request.headers().iter().find(|it| it.field.equiv(name))?;
-    Some(header.value.as_str())
-}
-
-fn response(page: Page) -> Response<std::io::Cursor<Vec<u8>>> {
-    let mut response = Response::from_data(page.body).with_status_code(page.code);
-    let content_type = ("Content-Type", page.content_type);
-    for (name, value) in page.headers.iter().chain([&content_type]) {
-        if let Ok(header) = Header::from_bytes(*name, *value) {
-            response.add_header(header);
-        }
-    }
-    response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{Read, Write};
-    use std::net::TcpStream;
-
-    fn ask(address: SocketAddr) -> TcpStream {
-        let mut client = TcpStream::connect(address).unwrap();
-        let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-        client.write_all(request).unwrap();
-        client
-    }
-
-    #[test]
-    fn clients_that_do_not_read_keep_no_thread() {
-        const LARGE: usize = 32 << 20;
-        let soon = Duration::from_millis(50);
-        let server = listen_on(([127, 0, 0, 1], 0).into(), soon).unwrap();
-        let address = server.server_addr().to_ip().unwrap();
-        std::thread::spawn(move || {
-            answer_all(&server, true, |_| Page::ok("text/plain", "x".repeat(LARGE)));
-        });
-        let _hung: Vec<_> = (0..THREADS).map(|_| ask(address)).collect();
-        let mut answer = Vec::new();
-        ask(address).read_to_end(&mut answer).unwrap();
-        assert!(answer.len() > LARGE);
-    }
-
-    #[test]
-    fn foreign_names_of_the_loopback_address_are_told_apart() {
-        for host in [
-            "127.0.0.1",
-            "127.0.0.1:9778",
-            "localhost",
-            "localhost:9778",
-            "[::1]",
-            "[::1]:9778",
-        ] {
-            assert!(is_local(host), "{host}");
-        }
-        for host in [
-            "",
-            "example.org",
-            "example.org:9778",
-            "localhost.example.org",
-            "192.0.2.1:9778",
-            "[::1].example.org",
-        ] {
-            assert!(!is_local(host), "{host}");
-        }
-    }
 }

@@ -126,12 +126,18 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Metrics { list: true, .. } => metrics::list(),
         cli::Command::Metrics {
             configs, listen, ..
-        } => metrics::run(&configs, listen),
+        } => {
+            allow_many_descriptors();
+            metrics::run(&configs, listen)
+        }
         cli::Command::Dash {
             configs,
             fleet,
             listen,
-        } => dash::run(&configs, fleet, listen),
+        } => {
+            allow_many_descriptors();
+            dash::run(&configs, fleet, listen)
+        }
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
         cli::Command::ConfirmOff { id, at } => operate::confirm_off(&at.control()?, id),
@@ -198,8 +204,8 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Lets this process have as many descriptors as it may: a client takes one or two, and a usual limit is 1,024. The program that
-/// is run gets the same.
+/// Lets this process have as many descriptors as it may: a client takes one or two, a scrape one more for each replica, and a usual
+/// limit is 1,024. A program that is started gets the same.
 fn allow_many_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let all = Rlimit {

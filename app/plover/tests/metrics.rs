@@ -124,11 +124,13 @@ fn has(text: &str, lines: &[&str]) {
 fn leader() -> Value {
     json!({
         "id": 1, "group": "shop", "policy": "hybrid", "machine": "q35", "accel": "kvm",
+        "warm_witness": "disk",
         "role": "leader", "view": "7@r1", "leader": 1, "members": [0, 1, 2], "isr": [0, 1],
         "protected": true, "serving": true, "unprotected_because": null,
         "refused": {"2": "it has \"another\" release"},
         "suspicions": 3, "times_deposed": 1, "suspected_after_us": 85_260,
         "takeovers": {"silence": 2, "reported": 0, "handed_over": 1},
+        "handovers": {"uplink": 1, "hypervisor": 0},
         "last_failover": {"how": "reported", "unix_s": 1_790_000_000, "noticed_us": null,
             "elected_us": 12_000, "serving_us": 3_000},
         "held_outputs": 4,
@@ -152,7 +154,7 @@ fn the_figures_are_those_of_the_status() {
         &text,
         &[
             r#"plover_up{guest="shop",replica="1"} 1"#,
-            r#"plover_replica_info{guest="shop",replica="1",policy="hybrid",machine="q35",accel="kvm"} 1"#,
+            r#"plover_replica_info{guest="shop",replica="1",policy="hybrid",machine="q35",accel="kvm",warm_witness="disk"} 1"#,
             r#"plover_role{guest="shop",replica="1",role="leader"} 1"#,
             r#"plover_role{guest="shop",replica="1",role="witness"} 0"#,
             r#"plover_view{guest="shop",replica="1"} 7"#,
@@ -163,6 +165,7 @@ fn the_figures_are_those_of_the_status() {
             "# TYPE plover_suspicions counter",
             r#"plover_suspicions_total{guest="shop",replica="1"} 3"#,
             r#"plover_takeovers_total{guest="shop",replica="1",how="silence"} 2"#,
+            r#"plover_handovers_total{guest="shop",replica="1",why="uplink"} 1"#,
             r#"plover_last_takeover_timestamp_seconds{guest="shop",replica="1"} 1790000000"#,
             r#"plover_last_takeover_seconds{guest="shop",replica="1",part="elected"} 0.012"#,
             r#"plover_held_outputs{guest="shop",replica="1"} 4"#,

@@ -5,7 +5,7 @@ mod note;
 mod operator;
 
 pub use config::{Config, Warm};
-pub use note::Note;
+pub use note::{Note, OwnFault};
 pub use operator::{NotTaken, OperatorInput, Ticket};
 
 use crate::jobs::JobId;

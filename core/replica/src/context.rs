@@ -1,6 +1,6 @@
 //! The state that every phase of a replica shares: its configuration, its group, its peers, its guest.
 
-use crate::api::{Action, BootReason, Config, Note};
+use crate::api::{Action, BootReason, Config, Note, OwnFault};
 use crate::copy::Copies;
 use crate::group::Group;
 use crate::guest::Power;
@@ -151,8 +151,10 @@ impl Context {
         self.group.core.status().log_bytes * 2 > self.config.log_bytes_max
     }
 
-    /// Another replica that holds the guest is to lead; this one keeps its guest until that is agreed.
-    pub fn hand_over(&mut self) {
+    /// Another replica that holds the guest is to lead, because this host is at fault; this one keeps its guest until that
+    /// is agreed.
+    pub fn hand_over(&mut self, why: OwnFault) {
+        self.note(Note::Resigned { why });
         self.out.push(Action::SendOn(Vec::new()));
         let Group { core, commands, .. } = &mut self.group;
         core.hand_over(self.now, commands);

@@ -17,7 +17,7 @@
 //! this replica is agreed. So if both hypervisors stand still (a disk that they share), the guest goes on
 //! where the first of them answers again.
 
-use crate::api::{Action, Note};
+use crate::api::{Action, Note, OwnFault};
 use crate::canary::canary;
 use crate::guest::Power;
 use crate::phase::Phase;
@@ -132,7 +132,9 @@ impl Replica {
         }
         match &mut self.phase {
             Phase::Leader(_) if canary!(cx, BlameSecondary) => {}
-            Phase::Leader(leader) if leader.is_covered(cx) => cx.hand_over(),
+            Phase::Leader(leader) if leader.is_covered(cx) => {
+                cx.hand_over(OwnFault::Hypervisor);
+            }
             Phase::Secondary(_) if canary!(cx, HangInSilence) => {}
             Phase::Secondary(_) => {
                 cx.group.core.set_abstains(true);

@@ -110,7 +110,7 @@ mod uplink;
 
 pub use api::{
     Action, BootReason, Config, ConsoleHold, Event, GuestRecord, NotTaken, Note, OperatorInput,
-    Role, Ticket, Warm, Watch,
+    OwnFault, Role, Ticket, Warm, Watch,
 };
 pub use areas::Area;
 pub use canary::Canary;

@@ -111,6 +111,12 @@ impl Replica {
         self.cx.group.record.members.all()
     }
 
+    /// The leader that this replica follows, if it knows one.
+    pub fn followed(&self) -> Option<ReplicaId> {
+        let leader = self.cx.group.leader;
+        leader.filter(|leader| *leader != self.cx.config.me)
+    }
+
     /// The pages that this side owes, to be looked at from outside.
     pub fn owed(&self) -> &PageSet {
         self.cx.memory.ledger.owed()

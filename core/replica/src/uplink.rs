@@ -5,7 +5,7 @@
 //! moves once, to where clients are reached, and not back and forth. Two replicas without a third do not hand
 //! over (docs/decisions/0018).
 
-use crate::api::Note;
+use crate::api::{Note, OwnFault};
 use crate::canary::canary;
 use crate::context::Context;
 use crate::phase::Phase;
@@ -57,7 +57,7 @@ impl Replica {
             let secondary = leader.secondary(cx);
             let reaches = secondary.is_some_and(|id| cx.peers.reaches_clients(id));
             if !cx.reaches_clients && reaches && leader.is_covered(cx) {
-                cx.hand_over();
+                cx.hand_over(OwnFault::Uplink);
             }
         }
     }

@@ -6,6 +6,9 @@
  */
 #ifndef PLOVER_AGENT_H
 #define PLOVER_AGENT_H
+#ifndef __x86_64__
+#error "x86-64 only"
+#endif
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -24,6 +24,9 @@ const DOWNLOAD_BYTES_MAX: u64 = 1 << 30;
 /// A client that has gone without a word is forgotten after so long.
 const SILENCE: Duration = Duration::from_secs(120);
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// The same while there is something to send. `smoltcp` does not probe a closed window. If the client's window update was
+/// lost, the answer to a keep-alive says that the window is open.
+const PROBE: Duration = Duration::from_secs(1);
 
 static mut IN: [[u8; IN_BYTES]; SOCKETS] = [[0; IN_BYTES]; SOCKETS];
 static mut OUT: [[u8; OUT_BYTES]; SOCKETS] = [[0; OUT_BYTES]; SOCKETS];
@@ -148,11 +151,26 @@ impl Connection {
             any = true;
         }
         let is_read = !socket.may_recv() && !socket.is_listening();
-        if is_read && socket.may_send() && matches!(self.doing, Doing::Reading) {
+        if is_read && socket.may_send() && self.is_over(socket) {
             socket.close();
             any = true;
         }
+        // The interval counts from the next acknowledgement, so it is set as soon as there is something to send. While data
+        // is in flight, the retransmission timer runs instead. A connection that becomes idle sends its first keep-alive
+        // after `PROBE`, and the later ones after `KEEP_ALIVE`.
+        let is_sending = socket.send_queue() > 0;
+        socket.set_keep_alive(Some(if is_sending { PROBE } else { KEEP_ALIVE }));
         any
+    }
+
+    /// Whether a client that sends no more has all of its answers. Without room for an answer, `request` may hold more
+    /// requests; with room, it holds at most a part of one.
+    fn is_over(&self, socket: &Socket<'static>) -> bool {
+        match self.doing {
+            Doing::Reading => self.filled == 0 || room(socket) >= ANSWER_BYTES,
+            Doing::Taking(left, _) => left > 0,
+            Doing::Sending(_) | Doing::Closing => false,
+        }
     }
 
     /// One request, or a piece of one. Whether there was anything to do.

@@ -39,7 +39,7 @@ struct Sim {
 #[derive(Debug, clap::Args)]
 struct ModelArguments {
     /// Steps on the longest path.
-    #[arg(long, default_value_t = Bounds::default().depth)]
+    #[arg(long, default_value_t = Bounds::default().depth, value_parser = clap::value_parser!(u8).range(1..))]
     depth: u8,
     /// Proposals on one path.
     #[arg(long, default_value_t = Bounds::default().proposals)]
@@ -56,7 +56,7 @@ struct ModelArguments {
     /// The group replicates a guest.
     #[arg(long)]
     guest: bool,
-    /// Give up after so many seconds.
+    /// Give up after so many seconds, and fail: some paths were not looked at.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
     /// Put a known bug back; a wrong name lists them.
@@ -95,9 +95,15 @@ fn explore(arguments: &ModelArguments) -> ExitCode {
     let patience = Duration::from_secs(arguments.seconds);
     let report = model::explore(group, patience);
     println!("{report}");
-    if report.broken.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    if !report.broken.is_empty() {
+        return ExitCode::FAILURE;
     }
+    if !report.complete {
+        eprintln!(
+            "some paths were not looked at in {} s: give the model more --seconds, or a smaller --depth",
+            arguments.seconds
+        );
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
 }

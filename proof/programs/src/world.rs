@@ -14,7 +14,7 @@ const STEPS: u64 = 3000;
 const STEPS_TO_HEAL: u64 = 40_000;
 
 /// Moments that the seeds must reach, or they prove little.
-pub const REACHED: [&str; 19] = [
+pub const REACHED: [&str; 20] = [
     "client: a reply",
     "client: cut off",
     "leader: serves",
@@ -34,6 +34,7 @@ pub const REACHED: [&str; 19] = [
     "leader: quiet",
     "leader: waits for programs",
     "program: answers before an end",
+    "end: all is well",
 ];
 
 /// The options of a run.
@@ -83,12 +84,23 @@ struct Host {
     still_until: Micros,
     /// The newest checkpoint that it has discarded: the program that took it had diverged.
     discarded: Index,
+    /// The newest checkpoint that it had when its disk was lost.
+    lost: Index,
     /// The checkpoint on its disk.
     disk: Option<(Own, Memory, State)>,
     commit: Index,
     base: Index,
     /// It has heard from a leader since it started.
     knows: bool,
+}
+
+impl Host {
+    /// Its disk is lost, with the checkpoint on it.
+    fn lose_disk(&mut self) {
+        if let Some((own, ..)) = self.disk.take() {
+            self.lost = self.lost.max(own.at.index);
+        }
+    }
 }
 
 /// Input or output that waits for the commit of an entry.

@@ -5,13 +5,10 @@
 
 use crate::faults::{Fault, Kind, Victim};
 use crate::hypervisor::Hypervisor;
-use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::world::World;
 use plover_types::{Micros, ReplicaId};
-
-/// A stream of its own, so that the other decisions of a seed stay what they were.
-const ALONE_STREAM: u64 = 34;
 
 /// The part of the seeds whose faults strike alone.
 const CHANCE: f64 = 0.08;
@@ -46,7 +43,7 @@ const KINDS: [Kind; 12] = [
 
 /// Whether the faults of a seed strike alone.
 pub(crate) fn is_of(seed: u64) -> bool {
-    Rng::new(mix(seed, ALONE_STREAM)).chance(CHANCE)
+    Stream::Alone.of(seed).chance(CHANCE)
 }
 
 impl World {

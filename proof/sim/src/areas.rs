@@ -2,15 +2,12 @@
 //! and releasing a packet.
 
 use crate::faults::Fault;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
+use crate::streams::Stream;
 use crate::world::World;
 use plover_replica::{Area, Replica};
 use plover_syncvm::Phase;
 use plover_types::{ReplicaId, SyncNo};
-
-/// The stream of these random decisions. It is separate, because seeds that documents cite are older
-/// than these decisions and must stay what they are.
-const AREA_STREAM: u64 = 15;
 
 /// The probability that a leader in the seed's area dies.
 const CHANCE: f64 = 0.02;
@@ -25,7 +22,7 @@ pub struct Areas {
 impl Areas {
     /// The area of a seed; most seeds have none.
     pub fn draw(seed: u64, faults_alone: bool) -> Self {
-        let mut rng = Rng::new(mix(seed, AREA_STREAM));
+        let mut rng = Stream::Areas.of(seed);
         let area = rng.pick(&[Area::A, Area::B, Area::C, Area::D]);
         let area = (rng.chance(0.4) && !faults_alone).then_some(area);
         Self { area, rng }

@@ -4,14 +4,11 @@
 //! So `external_consistency` finds a clean one that leaves before another replica holds that cut, and one that
 //! is not clean and is taken for one that is.
 
-use crate::rng::{Rng, mix};
 use crate::spoken::{CLIENTS, GUEST, Spoken};
+use crate::streams::Stream;
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use plover_types::{Frame, Reply, SyncNo, fnv1a};
 use serde::{Deserialize, Serialize};
-
-/// A stream of its own, so that the other decisions of a seed stay what they were without clean replies.
-const CLEAN_STREAM: u64 = 39;
 
 /// The guest's port, and its client's.
 const PORTS: (u16, u16) = (53, 5000);
@@ -21,7 +18,7 @@ const CLIENT: u8 = 251;
 
 /// How often a guest of this seed sends such a datagram at a tick; never in most seeds.
 pub fn chance_of(seed: u64) -> f64 {
-    let mut rng = Rng::new(mix(seed, CLEAN_STREAM));
+    let mut rng = Stream::Clean.of(seed);
     match rng.chance(0.15) {
         true => rng.pick(&[0.1, 0.5]),
         false => 0.0,

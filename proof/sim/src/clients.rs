@@ -24,6 +24,8 @@ struct Client {
     connection: u8,
     /// What it has received on this connection, and the history that explains the newest part.
     heard: Option<(Answered, u64)>,
+    /// Replies that it has received to requests that it first sent after all faults.
+    fresh_replies: u64,
 }
 
 impl Client {
@@ -67,10 +69,8 @@ pub struct Clients {
     frames: u64,
     /// Replies that were received.
     pub replies: u64,
-    /// Replies to requests that were first sent after this moment.
+    /// Replies to requests that were first sent after this moment are fresh.
     fresh_after: Micros,
-    /// How many replies to such requests were received.
-    pub fresh_replies: u64,
 }
 
 impl Clients {
@@ -88,13 +88,28 @@ impl Clients {
             frames: 0,
             replies: 0,
             fresh_after: Micros::NEVER,
-            fresh_replies: 0,
         }
     }
 
     /// From now on replies to new requests count as fresh.
     pub fn count_fresh(&mut self, now: Micros) {
         self.fresh_after = now;
+    }
+
+    /// How many fresh replies each client has received.
+    pub fn fresh_replies(&self) -> Vec<u64> {
+        let clients = self.clients.iter();
+        clients.map(|client| client.fresh_replies).collect()
+    }
+
+    /// Whether each client has received a fresh reply. After a very long run a client has no connection left, and cannot
+    /// open one after a reset: it need not be answered, but at least one client must be.
+    pub fn all_are_answered(&self) -> bool {
+        let is_answered = |client: &Client| client.fresh_replies > 0;
+        let is_stuck = |client: &Client| client.connection == CONNECTIONS_MAX;
+        let mut clients = self.clients.iter();
+        clients.all(|client| is_answered(client) || is_stuck(client))
+            && self.clients.iter().any(is_answered)
     }
 
     /// A client asks its next question; returns its frames.
@@ -182,8 +197,8 @@ impl Clients {
                 continue;
             }
             state.waiting = false;
+            state.fresh_replies += u64::from(state.asked_at >= self.fresh_after);
             self.replies += 1;
-            self.fresh_replies += u64::from(state.asked_at >= self.fresh_after);
             plan.after(self.rng.micros(self.habits.think), Happening::Ask(client));
         }
     }

@@ -6,10 +6,6 @@
 
 use plover_types::Micros;
 
-/// The stream of the decisions which clocks stop. A stream of its own, so that the other decisions of a seed stay what
-/// they were when every clock went on.
-pub const CLOCK_STREAM: u64 = 32;
-
 /// A clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {

@@ -4,18 +4,16 @@
 //! again, and leads again.
 
 use crate::process::State;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::world::World;
 use plover_replica::{Event, Role};
 use plover_types::{Incarnation, ReplicaId};
 
-/// A stream of its own, so that the other decisions of a seed stay what they were without reports.
-const DEATH_STREAM: u64 = 31;
-
 /// The random decisions about reports.
 pub(crate) fn stream(seed: u64) -> Rng {
-    Rng::new(mix(seed, DEATH_STREAM))
+    Stream::Deaths.of(seed)
 }
 
 impl World {

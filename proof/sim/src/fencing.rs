@@ -5,22 +5,20 @@
 //! looks again and again.
 
 use crate::process::State;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Event, Role};
 use plover_types::{Micros, ReplicaId};
-
-/// A stream of its own, so that the other decisions of a seed are those of a pair without fencing.
-const FENCING_STREAM: u64 = 40;
 
 /// Between two looks.
 const LOOKS_EVERY: (u64, u64) = (50_000, 600_000);
 
 /// The random decisions about fencing.
 pub(crate) fn stream(seed: u64) -> Rng {
-    Rng::new(mix(seed, FENCING_STREAM))
+    Stream::Fencing.of(seed)
 }
 
 impl World {

@@ -106,7 +106,7 @@ impl World {
         self.invariants
             .progress
             .look(self.generation, voters, running);
-        if self.is_whole() && self.is_upgraded() && self.clients.fresh_replies > 0 {
+        if self.is_whole() && self.is_upgraded() && self.clients.all_are_answered() {
             self.finished = true;
             self.check_operators();
             self.coverage.hit("healed");
@@ -202,9 +202,9 @@ impl World {
             })
             .collect();
         format!(
-            "{}; {} fresh replies",
+            "{}; fresh replies of each client: {:?}",
             lines.join("; "),
-            self.clients.fresh_replies
+            self.clients.fresh_replies()
         )
     }
 }

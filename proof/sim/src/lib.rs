@@ -83,6 +83,7 @@ mod observe;
 mod orders;
 mod pair;
 mod planned;
+mod streams;
 mod strike;
 mod work;
 

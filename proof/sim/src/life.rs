@@ -6,15 +6,13 @@
 use crate::faults::{Moment, Victim, sudden_kind};
 use crate::guest::{Ends, GuestEnd};
 use crate::hypervisor::Hypervisor;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Note, OperatorInput, Role};
 use plover_types::{Micros, ReplicaId};
-
-/// A stream of its own, so that the other decisions of a seed stay what they were when no guest ended.
-const LIFE_STREAM: u64 = 33;
 
 /// The part of the seeds whose guests end.
 const CHANCE: f64 = 0.4;
@@ -39,7 +37,7 @@ pub(crate) struct Life {
 impl Life {
     /// The lives of a seed's guests.
     pub fn draw(seed: u64, faults_alone: bool) -> Self {
-        let mut rng = Rng::new(mix(seed, LIFE_STREAM));
+        let mut rng = Stream::Life.of(seed);
         let ends = (!faults_alone && rng.chance(CHANCE)).then(|| Ends::draw(&mut rng));
         Self {
             ends,

@@ -1,6 +1,7 @@
 //! `plover-sim`: many seeds, or one with its trace.
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use plover_policy::Preset;
 use plover_sim::run::CANARIES;
 use plover_sim::seeds::{self, known_bug};
@@ -46,8 +47,28 @@ fn policy(name: &str) -> Result<&'static Preset, String> {
     }
 }
 
+impl Arguments {
+    /// Why these options do not go together.
+    fn refusal(&self) -> Option<String> {
+        if self.cuts && self.replicas != 2 {
+            return Some(format!(
+                "--cuts is for two replicas, and the group has {}: say --replicas 2",
+                self.replicas
+            ));
+        }
+        let is_pair = self.replicas == 2 && !self.fencing;
+        let policy = &self.policy.filter(|_| is_pair)?.policy;
+        policy.check_pair().err().map(|error| error.to_string())
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(why) = arguments.refusal() {
+        Arguments::command()
+            .error(ErrorKind::ArgumentConflict, why)
+            .exit();
+    }
     let options = Options {
         replicas: if arguments.fencing {
             2

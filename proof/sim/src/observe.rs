@@ -309,11 +309,22 @@ impl World {
         self.histories.find(guest.history())
     }
 
+    /// Whether a process may take a lease for valid that is over: its clock has stood still, and has not yet shown the
+    /// end of the lease that it had then.
+    pub(crate) fn may_trust_an_old_lease(&self, who: ReplicaId) -> bool {
+        let went_on = self.process(who).clock_went_on;
+        went_on.is_some_and(|at| self.plan.now().since(at) <= self.scenario.lease_max())
+    }
+
     fn on_serving(&mut self, who: ReplicaId, view: View) {
         // A leader whose predecessor stays in step serves by its lease, and one whose clock stood still takes a lease for
         // valid that is over. What it sends then is judged as of any such leader.
-        let is_late = self.processes[usize::from(who.0)].was_suspended
-            && self.invariants.one_sender_a_slot.is_late(view);
+        let is_late =
+            self.may_trust_an_old_lease(who) && self.invariants.one_sender_a_slot.is_late(view);
+        if !is_late {
+            let in_sync = self.invariants.log.in_sync();
+            self.invariants.inputs_in_order.serves(who, in_sync);
+        }
         if is_late {
             self.coverage
                 .hit("planned: serves late, its clock stood still");
@@ -432,6 +443,7 @@ impl World {
     }
 
     fn on_applied(&mut self, who: ReplicaId, sync: SyncNo) {
+        self.invariants.inputs_in_order.guest_replaced(who);
         let leader = self
             .process(who)
             .replica

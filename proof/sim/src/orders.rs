@@ -7,16 +7,14 @@ use crate::faults::AfterOrder;
 use crate::hypervisor::Hypervisor;
 use crate::invariants::operators_are_told::Given;
 use crate::process::State;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::trace::trace;
 use crate::world::World;
 use plover_policy::Input as InputOrder;
 use plover_replica::{Event, NotTaken, OperatorInput, Ticket};
 use plover_types::{Micros, ReplicaId};
-
-/// A stream of its own, so that the other decisions of a seed stay what they were without these orders.
-const ORDER_STREAM: u64 = 36;
 
 /// The part of the seeds in which an operator gives such orders.
 const CHANCE: f64 = 0.3;
@@ -40,7 +38,7 @@ pub(crate) struct Orders {
 impl Orders {
     /// The orders of a seed. Where faults strike alone the clients are to be answered, so none come there.
     pub fn draw(seed: u64, faults_alone: bool) -> Self {
-        let mut rng = Rng::new(mix(seed, ORDER_STREAM));
+        let mut rng = Stream::Orders.of(seed);
         Self {
             come: !faults_alone && rng.chance(CHANCE),
             gap: rng.pick(&[

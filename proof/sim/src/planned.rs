@@ -5,15 +5,13 @@
 
 use crate::faults::AfterOrder;
 use crate::invariants::planned_work;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Event, Role};
 use plover_types::{ReplicaId, ReplicaSet};
-
-/// A stream of its own, so that the other decisions of a seed stay what they were without planned work.
-const PLANNED_STREAM: u64 = 35;
 
 /// The part of the seeds in which an operator works on hosts.
 const CHANCE: f64 = 0.35;
@@ -35,7 +33,7 @@ pub(crate) struct Planned {
 impl Planned {
     /// The work of a seed.
     pub fn draw(seed: u64, has_witness: bool) -> Self {
-        let mut rng = Rng::new(mix(seed, PLANNED_STREAM));
+        let mut rng = Stream::Planned.of(seed);
         Self {
             comes: has_witness && rng.chance(CHANCE),
             gap: rng.pick(&[

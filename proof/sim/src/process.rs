@@ -36,8 +36,9 @@ pub struct Process {
     pub clock: Clock,
     /// Since when its clock stands still, with its host.
     pub suspended: Option<Micros>,
-    /// It has stood still once, so the process may take a lease for valid that is over.
-    pub was_suspended: bool,
+    /// When its clock last went on after it had stood still. For a while from then on the process may take a lease for
+    /// valid that is over.
+    pub clock_went_on: Option<Micros>,
     /// Its hypervisor.
     pub hypervisor: Option<Hypervisor>,
     /// How many hypervisors it has started.
@@ -87,7 +88,7 @@ impl Process {
             watch: Watch::default(),
             clock: Clock::new(Micros::ZERO, Micros::ZERO, 0),
             suspended: None,
-            was_suspended: false,
+            clock_went_on: None,
             hypervisor: None,
             hypervisors: 0,
             disk: Disk::default(),
@@ -122,7 +123,7 @@ impl Process {
         self.copy_reads.clear();
         self.missed.clear();
         self.suspended = None;
-        self.was_suspended = false;
+        self.clock_went_on = None;
         self.tick = (Micros::NEVER, self.tick.1 + 1);
         self.sample = (false, self.sample.1 + 1);
         self.read = (View::NONE, Index(0));

@@ -10,16 +10,14 @@
 use crate::faults::{AfterOrder, Fault};
 use crate::invariants::replaced_when_copied;
 use crate::process::{Process, State};
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Config, Event, GroupRecord, MemberOrder, Replica};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::collections::BTreeMap;
-
-/// A stream of its own, so that the other decisions of a seed stay what they were without replaced hosts.
-const REPLACE_STREAM: u64 = 37;
 
 /// The part of the seeds in which hosts are replaced.
 const CHANCE: f64 = 0.3;
@@ -54,7 +52,7 @@ pub(crate) struct Replacing {
 impl Replacing {
     /// The work of a seed.
     pub fn draw(seed: u64, may_come: bool) -> Self {
-        let mut rng = Rng::new(mix(seed, REPLACE_STREAM));
+        let mut rng = Stream::Replace.of(seed);
         Self {
             comes: may_come && rng.chance(CHANCE),
             gap: rng.pick(&[(100_000, 600_000), (500_000, 3_000_000)]),

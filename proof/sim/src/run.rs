@@ -61,7 +61,8 @@ impl Simulation for Options {
 
     fn words(&self) -> String {
         let mut words = option_of(&CANARIES, self.canary);
-        if self.replicas != Self::default().replicas {
+        // `--fencing` means two, and takes no other number.
+        if self.replicas != Self::default().replicas && !self.fencing {
             words += &format!("--replicas {} ", self.replicas);
         }
         if self.cuts {
@@ -77,5 +78,24 @@ impl Simulation for Options {
             words += &format!("--minutes {} ", time.0 as f64 / 60e6);
         }
         words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_names_no_number_of_replicas_beside_fencing() {
+        let pair = Options {
+            replicas: 2,
+            ..Options::default()
+        };
+        assert_eq!(pair.words(), "--replicas 2 ");
+        let fenced = Options {
+            fencing: true,
+            ..pair
+        };
+        assert_eq!(fenced.words(), "--fencing ");
     }
 }

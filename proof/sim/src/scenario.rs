@@ -4,7 +4,8 @@ use crate::faults::FaultPlan;
 use crate::guest::{Ends, GuestHabits};
 use crate::hypervisor::HypervisorHabits;
 use crate::net::NetHabits;
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
+use crate::streams::Stream;
 use apus::Durability;
 use plover_policy::{
     Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
@@ -137,6 +138,11 @@ impl Scenario {
         self.config.policy.clean_replies = chance > 0.0;
     }
 
+    /// The part of the guest that witnesses keep.
+    pub fn keep_warm(&mut self, warm: Warm) {
+        self.config.warm = warm;
+    }
+
     /// Lets no link fail: every record arrives, unless one of the two ends dies.
     pub fn hold_links(&mut self) {
         self.net.harsh = 0.0;
@@ -180,6 +186,11 @@ impl Scenario {
             *byte = rng.word() as u8;
         }
         config
+    }
+
+    /// No lease is longer: the longest is an eighth shorter than this, which leaves room for clocks that drift.
+    pub fn lease_max(&self) -> Micros {
+        self.config.timeout
     }
 
     /// After this long an answer of a hypervisor is late.
@@ -236,7 +247,7 @@ impl Scenario {
 /// The policy of a seed for which none is given: `vsmr` in about every other seed, and in the others
 /// any policy that this version runs. In a pair, a policy that needs no third replica.
 pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
-    let mut rng = Rng::new(mix(seed, POLICY_STREAM));
+    let mut rng = Stream::Policy.of(seed);
     if rng.chance(0.5) && !is_pair {
         return &VSMR;
     }
@@ -251,7 +262,7 @@ pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
             .collect()
     };
     let other = rng.pick(&of(&|preset| *preset != VSMR && !rests(preset)));
-    let mut rng = Rng::new(mix(seed, REST_STREAM));
+    let mut rng = Stream::Rest.of(seed);
     match rng.chance(0.25) {
         true => rng.pick(&of(&rests)),
         false => other,
@@ -262,20 +273,19 @@ pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
 /// died, and a host may die just then. Random faults reach this once in some ten thousand seeds. Also
 /// returns the stream of random decisions that says when.
 pub fn has_short_lives(seed: u64) -> (bool, Rng) {
-    let mut rng = Rng::new(mix(seed, LIVES_STREAM));
+    let mut rng = Stream::Lives.of(seed);
     (rng.chance(0.05), rng)
+}
+
+/// The part of a seed's guest that witnesses keep: every part of guests with disks and of guests without.
+pub fn warm_of(seed: u64) -> Warm {
+    Stream::Warm
+        .of(seed)
+        .pick(&[Warm::Full, Warm::Full, Warm::Disk, Warm::Off])
 }
 
 /// The least guard of a guest that sends datagrams.
 const DATAGRAMS_GUARD_MIN: usize = 2_000;
-
-/// The stream of this one decision. It is separate, because seeds that documents cite are older than
-/// the decision and must stay what they are.
-const POLICY_STREAM: u64 = 10;
-/// Separate for the same reason as [`POLICY_STREAM`].
-const LIVES_STREAM: u64 = 14;
-/// Separate for the same reason as [`POLICY_STREAM`].
-const REST_STREAM: u64 = 37;
 
 fn draw_config(
     rng: &mut Rng,
@@ -327,12 +337,8 @@ fn draw_config(
         unprotected_output,
         layout: PageLayout::new(guest.ram_pages(), guest.disk_blocks),
         needs_reset,
-        // Taken from a value drawn before, so that seeds that documents cite stay what they are.
-        warm: match guest.pages % 4 {
-            2 => Warm::Disk,
-            3 => Warm::Off,
-            _ => Warm::Full,
-        },
+        // See [`Scenario::keep_warm`].
+        warm: Warm::Full,
         warm_bytes_per_s: if guest.pages % 3 == 0 {
             1 << 20
         } else {

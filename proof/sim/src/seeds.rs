@@ -147,7 +147,7 @@ pub struct Arguments {
     #[arg(long, requires = "seed")]
     trace: bool,
     /// Run this many seeds.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Start with this one.
     #[arg(long, default_value_t = 0)]

@@ -199,17 +199,17 @@ impl World {
         }
     }
 
-    /// At the end of a single fault a replica that it has not hit must hold the guest's state. (A pair may lose it:
-    /// it has no third replica that says which of the two is late.)
+    /// At the end of a single fault a replica that it has not hit must hold the guest's state. (A pair without fencing
+    /// may lose it: nobody says which of the two is late.)
     fn look_for_holders(&mut self, fault: Option<Fault>) {
         let holds = |who: &ReplicaId| {
             let replica = self.process(*who).replica.as_deref();
             let holds = replica.is_some_and(|replica| replica.status().holds_state);
             holds && fault.and_then(Fault::victim) != Some(*who)
         };
-        let is_pair = self.scenario.members.len() == 2;
+        let may_lose_it = self.scenario.members.len() == 2 && !self.scenario.is_fenced();
         // Links of a harsh network break by themselves.
-        if is_pair || self.scenario.net.harsh > 0.0 || self.scenario.members.iter().any(holds) {
+        if may_lose_it || self.scenario.net.harsh > 0.0 || self.scenario.members.iter().any(holds) {
             return;
         }
         let check = self.invariants.one_fault.nobody_holds();
@@ -308,6 +308,7 @@ impl World {
         }
         self.check_disks(who);
         self.replacing.lost_copy(who);
+        self.invariants.inputs_in_order.guest_replaced(who);
         self.process_mut(who).vanish();
         // A killed process's connections are reset; a dead host's fall silent.
         let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);
@@ -333,8 +334,7 @@ impl World {
         // A pair without fencing rests on clocks (docs/pairs.md).
         let rests_on_clocks = self.scenario.members.len() == 2 && !self.scenario.is_fenced();
         if with_guest && !rests_on_clocks && self.chance.clocks.chance(0.4) {
-            let process = self.process_mut(who);
-            (process.suspended, process.was_suspended) = (Some(now), true);
+            self.process_mut(who).suspended = Some(now);
             return Some("fault: host suspended, its clock stands still");
         }
         Some("fault: process stopped")
@@ -352,6 +352,7 @@ impl World {
         let process = self.process_mut(who);
         if let Some(since) = process.suspended.take() {
             process.clock.stood(now.since(since));
+            process.clock_went_on = Some(now);
         }
         process.state = State::Up;
         if let Some(hypervisor) = &mut process.hypervisor {

@@ -6,27 +6,28 @@
 
 use crate::faults::{AfterOrder, Fault};
 use crate::invariants::forms_are_known::{self, Known};
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 use crate::schedule::Happening;
+use crate::streams::Stream;
 use crate::trace::trace;
 use crate::world::World;
 use plover_policy::Secondary;
 use plover_types::wire::{OLDEST_VERSION, Versions, WIRE_VERSION};
 use plover_types::{ReplicaId, ReplicaSet};
 
-/// A stream of its own, so that the other decisions of a seed stay what they were without upgrades.
-const UPGRADE_STREAM: u64 = 38;
-
 /// The part of the seeds in which an operator upgrades.
 const CHANCE: f64 = 0.25;
+
+/// The part of the seeds in which replicas tell their versions, and the group has the newest one from then on.
+const TELLS: f64 = 0.7;
 
 /// The operator's work.
 #[derive(Debug)]
 pub(crate) struct Upgrading {
     rng: Rng,
     comes: bool,
-    /// Whether replicas tell their versions at links. In a seed that tests nothing of it they do not, so that its log
-    /// stays what it was.
+    /// Whether replicas tell their versions at links. In seeds in which they do not, the group sends only the oldest
+    /// forms.
     tells: bool,
     gap: (u64, u64),
     /// How often a replica is taken back.
@@ -39,7 +40,7 @@ pub(crate) struct Upgrading {
 impl Upgrading {
     /// The work of a seed.
     pub fn draw(seed: u64, may_come: bool, secondary: Secondary) -> Self {
-        let mut rng = Rng::new(mix(seed, UPGRADE_STREAM));
+        let mut rng = Stream::Upgrade.of(seed);
         let comes = may_come && rng.chance(CHANCE);
         let some = ReplicaSet(rng.word() as u16);
         let old = if rng.chance(0.7) {
@@ -50,7 +51,7 @@ impl Upgrading {
         Self {
             comes,
             // The entry after which a secondary rests is of the newer version.
-            tells: comes || secondary == Secondary::Semi,
+            tells: comes || secondary == Secondary::Semi || Stream::Tells.of(seed).chance(TELLS),
             gap: rng.pick(&[(50_000, 400_000), (300_000, 1_500_000)]),
             back: rng.pick(&[0.0, 0.3, 0.5]),
             fault_after: rng.pick(&[0.0, 0.2, 0.5]),

@@ -4,7 +4,7 @@ use crate::alone;
 use crate::areas::Areas;
 use crate::clean;
 use crate::clients::Clients;
-use crate::clock::{CLOCK_STREAM, Clock};
+use crate::clock::Clock;
 use crate::coverage::Coverage;
 use crate::death;
 use crate::fencing;
@@ -17,9 +17,10 @@ use crate::pair;
 use crate::planned::Planned;
 use crate::process::{Process, State};
 use crate::replace::Replacing;
-use crate::rng::{Rng, mix};
-use crate::scenario::{Scenario, has_short_lives, preset_of};
+use crate::rng::Rng;
+use crate::scenario::{Scenario, has_short_lives, preset_of, warm_of};
 use crate::schedule::{Happening, Schedule};
+use crate::streams::Stream;
 use crate::trace::{Trace, TraceMode, trace};
 use crate::typist::Typist;
 use crate::upgrade::Upgrading;
@@ -147,6 +148,7 @@ impl World {
         let life = Life::draw(seed, alone);
         scenario.hypervisor.guest.ends = life.ends();
         scenario.send_datagrams(clean::chance_of(seed));
+        scenario.keep_warm(warm_of(seed));
         if options.fencing {
             scenario.fence();
         } else if options.replicas == 2 && !options.cuts {
@@ -169,7 +171,7 @@ impl World {
             lives,
             deaths: death::stream(seed),
             fencing: fencing::stream(seed),
-            clocks: Rng::new(mix(seed, CLOCK_STREAM)),
+            clocks: Stream::Clocks.of(seed),
             work: rng.fork(21),
         };
         for &who in &scenario.members {

@@ -46,7 +46,9 @@ impl GroupStatus {
     /// Why the guest is not protected, or does not run.
     fn tell_guest(&self) -> Vec<String> {
         let mut told = Vec::new();
-        if !self.protected && self.policy != "none" {
+        // Of the status of one follower alone, nobody can say why: the leader is not in it.
+        let can_say = self.leader().is_some() || self.is_whole();
+        if !self.protected && self.policy != "none" && can_say {
             told.push(format!("Not protected: {}.", self.why_unprotected()));
         }
         told.extend(self.why_cut_off());
@@ -336,6 +338,7 @@ mod tests {
         };
         let alone = lab(vec![of_three(0, "recovering")]).to_string();
         assert!(!alone.contains("No replica holds"), "{alone}");
+        assert!(!alone.contains("no replica leads"), "{alone}");
         let mute = |id| ReplicaStatus::mute(id, "silent", None);
         let cut_off = lab(vec![of_three(0, "leader"), mute(1), mute(2)]).to_string();
         assert!(

@@ -6,7 +6,7 @@
 use super::group::state;
 use plover_lab::status::{GroupStatus, ReplicaStatus};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A quarter of an hour of points, one a second.
 const POINTS_MAX: usize = 900;
@@ -155,6 +155,8 @@ fn copy_behind(status: &GroupStatus) -> Option<u64> {
 #[derive(Debug, Default)]
 pub struct Failovers {
     seen: VecDeque<Failover>,
+    /// Each replica's word on its last takeover, which it tells for as long as it runs: longer than the takeover is kept here.
+    told: BTreeMap<u8, Value>,
     /// The replica that led when the group was last asked; `None` before that.
     leader: Option<u8>,
     has_looked: bool,
@@ -187,8 +189,8 @@ impl Failovers {
         let mut takeovers: Vec<_> = status.replicas.iter().filter_map(takeover).collect();
         takeovers.sort_by_key(|(_, _, ago_ms)| std::cmp::Reverse(*ago_ms));
         for (replica, said, ago_ms) in takeovers {
-            let is_known = |it: &Failover| it.by == replica.id && it.said == *said;
-            if !self.seen.iter().any(is_known) {
+            if self.told.get(&replica.id) != Some(said) {
+                self.told.insert(replica.id, said.clone());
                 self.add(replica.id, said, unix_ms.saturating_sub(ago_ms));
             }
         }

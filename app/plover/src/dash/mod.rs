@@ -18,7 +18,7 @@ mod tests;
 
 use crate::at::RUN;
 use crate::fleet::FleetStatus;
-use crate::http::{self, Page};
+use crate::http::{self, Page, Request};
 use crate::target;
 use anyhow::{Context, Result};
 use fleet::Fleet;
@@ -29,7 +29,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tiny_http::Request;
 
 /// How often the replicas are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -69,7 +68,9 @@ pub fn run(configs: &[PathBuf], with_fleet: bool, listen: SocketAddr) -> Result<
         fleet,
         started_unix_ms: unix_ms(),
     };
-    http::serve(listen, "the page is", "/", |request| dash.page(request))?;
+    http::serve(listen, "the page is", "/", move |request| {
+        dash.page(request)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -96,7 +97,7 @@ struct Dash {
 
 impl Dash {
     fn page(&self, request: &Request) -> Page {
-        let (path, query) = http::path_and_query(request);
+        let (path, query) = request.path_and_query();
         let page = match path {
             "/" => Page::ok("text/html; charset=utf-8", HTML.into()),
             "/dash.css" => Page::ok("text/css; charset=utf-8", CSS.into()),

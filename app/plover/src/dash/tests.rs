@@ -141,6 +141,34 @@ fn a_failover_is_told_once_with_its_parts() {
     assert_eq!(told[0]["protection_awaited"], false);
 }
 
+/// A leader at this second of its process, which took over at that one.
+fn took_over(id: u8, seconds: u64, at: u64) -> ReplicaStatus {
+    let mut leader = leader(id, 7, seconds);
+    let last = json!({
+        "how": "silence", "mono_us": at * 1_000_000, "noticed_us": 75_000, "elected_us": 11_200, "serving_us": 3000,
+    });
+    leader.more.insert("last_failover".into(), last);
+    leader
+}
+
+#[test]
+fn an_old_failover_does_not_come_back_when_others_have_taken_its_place() {
+    let mut failovers = Failovers::default();
+    // Replica 0 took over once. Replica 1 takes over again and again, beside it.
+    for second in 10..100 {
+        let mut status = group(took_over(1, second, second), true);
+        let mut first = took_over(0, second, 5);
+        first.role = "secondary".into();
+        status.replicas.push(first);
+        failovers.learn(&status, second * 1000);
+    }
+    let told = failovers.to_json();
+    assert_eq!(told.len(), 50);
+    let by: Vec<_> = told.iter().filter(|it| it["by"] != 1).collect();
+    assert!(by.is_empty(), "{by:?}");
+    assert_eq!(told[49]["unix_ms"], 99_000);
+}
+
 /// A cluster whose guest `shop` has a leader that is protected.
 fn cluster() -> Result<FleetStatus> {
     FleetStatus::of(

@@ -16,7 +16,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::http::{self, Page};
+use crate::http::{self, Page, Request};
 use crate::output;
 use crate::target::{self, Target};
 use anyhow::Result;
@@ -25,21 +25,20 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tiny_http::Request;
 
 /// The beginning of all metrics' names.
 const PREFIX: &str = "plover";
 
 const WELCOME: &str = "The metrics of this host's Plover replicas are at /metrics.\n";
 
-/// Answers requests until the process is ended.
+/// Answers requests until the process is ended, or cannot listen any more.
 pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
     let configs = target::configurations(configs)?;
     let targets = configs
         .iter()
         .map(|config| Target::of(config, answer::ANSWER_WITHIN));
-    let targets = Arc::new(targets.collect());
-    http::serve(listen, "metrics are", "/metrics", |request| {
+    let targets = Arc::new(targets.collect::<Vec<_>>());
+    http::serve(listen, "metrics are", "/metrics", move |request| {
         page(request, &targets)
     })?;
     Ok(ExitCode::SUCCESS)
@@ -54,9 +53,9 @@ pub fn list() -> Result<ExitCode> {
 }
 
 fn page(request: &Request, targets: &Arc<Vec<Target>>) -> Page {
-    match http::path_and_query(request).0 {
+    match request.path_and_query().0 {
         "/metrics" => {
-            let form = Form::wanted(http::header(request, "Accept"));
+            let form = Form::wanted(request.header("Accept"));
             match encode::encode(targets, answer::ask_all(targets), form) {
                 Ok(text) => Page::ok(form.content_type(), text),
                 Err(error) => Page::text(500, format!("{error}\n")),

@@ -168,7 +168,8 @@ fn labelled(
 
 pub fn replica(status: &Value) -> Vec<Sample> {
     let label = |key: &'static str| (key, cut(status[key].as_str().unwrap_or_default()));
-    let labels = ["policy", "machine", "accel"].map(label).to_vec();
+    let labels = ["policy", "machine", "accel", "warm_witness"];
+    let labels = labels.map(label).to_vec();
     vec![Sample {
         labels,
         figure: Figure::Whole(1),

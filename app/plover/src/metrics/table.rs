@@ -65,7 +65,7 @@ pub const METRICS: &[Metric] = &[
     metric("up", Gauge, None, &[], Answered, "Whether the replica on this host answered within a second"),
     metric("answer", Gauge, Some(Seconds), &[], AnswerTime, "How long the replica took to answer"),
     // Where it stands.
-    metric("replica", Info, None, &["policy", "machine", "accel"], Many(read::replica), "The policy of the group, and the machine and accelerator of the guest"),
+    metric("replica", Info, None, &["policy", "machine", "accel", "warm_witness"], Many(read::replica), "The policy of the group, the machine and accelerator of the guest, and `group.warm_witness` of the replica"),
     metric("role", Gauge, None, &["role"], Many(read::roles), "1 for the role that the replica has, 0 for the others"),
     metric("view", Gauge, None, &[], Many(read::view), "The number of the view that the replica is in"),
     metric("leader", Gauge, None, &[], Number("/leader"), "The id of the group's leader, while the replica knows it"),
@@ -90,9 +90,10 @@ pub const METRICS: &[Metric] = &[
     metric("links_cut", Counter, None, &[], Number("/links_cut"), "How often the replica cut a link because the peer had sent what no correct replica sends"),
     metric("lines_lost", Counter, None, &["of"], PerKey("/lines_lost", "of"), "Lines of the log, the trace and the console's log that were lost, because the file or journal they go to stood still"),
     metric("suspicions", Counter, None, &[], Number("/suspicions"), "How often the replica took the leader for dead"),
-    metric("depositions", Counter, None, &[], Number("/times_deposed"), "How often the replica lost the lead while it was alive: it was suspected wrongly"),
+    metric("depositions", Counter, None, &[], Number("/times_deposed"), "How often others deposed the replica while it led and was alive: it was suspected wrongly, or cut off. A lead that it gave up itself does not count"),
     metric("suspected_after", Gauge, Some(Seconds), &[], Micros("/suspected_after_us"), "How long the leader may be silent at present before the replica suspects it"),
     metric("takeovers", Counter, None, &["how"], PerKey("/takeovers", "how"), "How often the replica has taken over: after the leader's silence, a report of its death, or a handover"),
+    metric("handovers", Counter, None, &["why"], PerKey("/handovers", "why"), "How often the replica gave up the lead because its own host was at fault: its uplink was down, or QEMU or a disk did not answer in time"),
     metric("last_takeover_timestamp", Gauge, Some(Seconds), &[], Number("/last_failover/unix_s"), "When the replica last took over, in Unix time"),
     metric("last_takeover", Gauge, Some(Seconds), &["part"], Many(read::last_takeover), "The parts of the last takeover: silence of the old leader, until elected, until serving"),
     metric("guests_lost", Counter, None, &[], Number("/guests_lost"), "How often the replica lost its guest"),
@@ -114,10 +115,10 @@ pub const METRICS: &[Metric] = &[
     metric("sync_sent_subpages", Counter, None, &[], Number("/sync/totals/subpages"), "Subpages of divergent pages that were sent"),
     metric("sync", Counter, Some(Bytes), &["kind"], Many(read::sync_bytes), "Bytes of syncs: hashes and bitmaps, contents of pages, device state"),
     // Outputs.
-    metric("outputs", Counter, None, &["cleared_by"], Many(read::outputs), "Frames of the guest that left: after a sync, on a match, or as clean replies"),
+    metric("outputs", Counter, None, &["cleared_by"], Many(read::outputs), "Frames of the guest that left after a sync, on a match, or as clean replies; those of a leader that is alone are counted by `plover_output_wait_seconds` only"),
     metric("held_outputs", Gauge, None, &[], Number("/held_outputs"), "Frames of the guest that are held at present"),
     metric("held_output_age", Gauge, Some(Seconds), &[], Micros("/outputs/oldest_us"), "The age of the oldest frame that is held on the leader"),
-    metric("output_wait", Histogram, Some(Seconds), &[], Buckets("/outputs/held_histogram"), "How long frames waited between the guest and the clients"),
+    metric("output_wait", Histogram, Some(Seconds), &[], Buckets("/outputs/held_histogram"), "How long frames waited between the guest and the clients, all that left"),
     metric("inputs", Counter, None, &[], Number("/inputs"), "Frames of clients that the replica took in while it led"),
     metric("dropped_frames", Counter, None, &["direction"], Many(read::dropped), "Frames that were dropped because a queue was full, as a network card drops them"),
     // Traffic with the peers.

@@ -5,6 +5,16 @@ use plover_syncvm::SyncReport;
 use plover_types::{Index, ReplicaId, ReplicaSet, SyncNo, View};
 use serde::Serialize;
 
+/// A fault of a leader's own host, for which it hands over by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OwnFault {
+    /// Clients are not reached from this host: its TAP or its uplink is down.
+    Uplink,
+    /// The hypervisor, or a disk under it, does not answer in time.
+    Hypervisor,
+}
+
 /// Things worth a line in the trace, with the moment at which they happened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
@@ -163,6 +173,11 @@ pub enum Note {
     HandedOver {
         /// The replica that is to lead.
         to: ReplicaId,
+    },
+    /// This leader hands over to a replica that is in step, because of a fault of its own host.
+    Resigned {
+        /// The fault.
+        why: OwnFault,
     },
     /// A switchover was given up; this replica leads on.
     SwitchoverFailed {

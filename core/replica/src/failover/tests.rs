@@ -1,10 +1,12 @@
 //! The role of a replica after the leader changes, the guest dies, or the in-sync set goes on without it.
 
-use crate::api::{Action, Role};
+use crate::api::{Action, Note, OwnFault, Role};
+use crate::hypervisor::Order;
+use crate::replica::Replica;
 use crate::testing::{LEADER, leader, new_secondary, secondary, sent_to_leader, taken};
 use plover_policy::VSMR;
 use plover_syncvm::message::Body;
-use plover_types::{Index, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
 
 fn kills(actions: &[Action]) -> bool {
     actions.iter().any(|a| matches!(a, Action::KillGuest))
@@ -37,6 +39,43 @@ fn a_leader_whose_guest_has_died_is_no_candidate() {
     assert!(!replica.holds_state());
     replica.on_follow(View(32), None);
     assert_eq!(replica.role(), Role::Witness);
+}
+
+/// Nobody else can count these: to the replica that takes over they look like an operator's switchover.
+#[test]
+fn a_leader_that_hands_over_by_itself_says_for_which_fault() {
+    let faults = |replica: &mut Replica| -> Vec<OwnFault> {
+        replica.watch_hypervisor();
+        replica.watch_uplink();
+        let faults = taken(replica).into_iter();
+        let faults = faults.filter_map(|action| match action {
+            Action::Note(Note::Resigned { why }) => Some(why),
+            _ => None,
+        });
+        faults.collect()
+    };
+    let mut replica = leader(VSMR.policy, true);
+    assert!(faults(&mut replica).is_empty());
+    replica.cx.reaches_clients = false;
+    assert_eq!(faults(&mut replica), [OwnFault::Uplink]);
+
+    let mut replica = leader(VSMR.policy, true);
+    replica.cx.guest.unanswered.ordered(Order::Pause, Micros(1));
+    replica.cx.now = Micros(1) + replica.cx.config.hypervisor_timeout;
+    assert_eq!(faults(&mut replica), [OwnFault::Hypervisor]);
+
+    let mut solo = leader(VSMR.policy, false);
+    solo.cx.reaches_clients = false;
+    assert!(faults(&mut solo).is_empty(), "nobody else has the guest");
+}
+
+#[test]
+fn a_replica_follows_no_leader_while_it_leads_or_knows_none() {
+    let mut replica = secondary(VSMR.policy);
+    assert_eq!(replica.followed(), Some(LEADER));
+    replica.on_follow(View(32), None);
+    assert_eq!(replica.followed(), None);
+    assert_eq!(leader(VSMR.policy, true).followed(), None);
 }
 
 #[test]

@@ -178,7 +178,6 @@ impl Body {
     fn change_role(&mut self, from: Role, to: Role) {
         self.role = to;
         self.silences.clear();
-        self.times_deposed += u64::from(to == Role::Deposed);
         if let Some(vm) = &mut self.vm {
             vm.forget_replies();
         }
@@ -194,6 +193,7 @@ impl Body {
     /// Takes a note into the log, the trace and the figures of the status.
     fn note(&mut self, note: Note) {
         self.failures.note(&note);
+        self.lost_leads.note(&note);
         match &note {
             Note::Role { to, .. } => {
                 let role = format!("{to:?}").to_lowercase();
@@ -252,6 +252,8 @@ impl Body {
                     "this replica hands over to replica {to}, as an operator wants"
                 );
             }
+            // The fault was logged when it was noticed.
+            Note::Resigned { .. } => {}
             Note::Succeeds { .. } => {
                 tracing::info!(
                     event = "handover_received",

@@ -401,7 +401,6 @@ impl Body {
             "accel": self.qemu.accel.to_string(),
             "suspected_after_us": status.suspected_after.0,
             "suspicions": self.suspicions,
-            "times_deposed": self.times_deposed,
             "dropped_inputs": self.dropped_inputs,
             "dropped_outputs": self.dropped_outputs,
             "last_failure": self.last_failure,
@@ -433,6 +432,9 @@ impl Body {
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();
         answer["takeovers"] = self.failover.counts();
+        answer["times_deposed"] = self.lost_leads.deposed().into();
+        answer["handovers"] = self.lost_leads.handovers();
+        answer["warm_witness"] = json!(self.config.group.warm_witness);
         answer["copies_failed"] = self.failures.copies.into();
         answer["syncs_failed"] = self.failures.syncs.into();
         answer["guests_lost"] = self.failures.guests.into();

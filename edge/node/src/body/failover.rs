@@ -1,12 +1,9 @@
-//! How this replica last took over: the parts of its failover, for the status.
+//! How this replica last took over, and how it has lost the lead itself, for the status.
 
-use plover_replica::Note;
-use plover_types::Micros;
+use plover_replica::{Note, OwnFault, Role};
+use plover_types::{Micros, ReplicaId};
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// A notice this old has nothing to do with an election.
-const NOTICED_WITHIN: Micros = Micros::from_ms(10_000);
 
 /// How the loss of the leader was noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +19,10 @@ enum Notice {
 /// The moments of a takeover.
 #[derive(Debug, Default)]
 pub(super) struct Failover {
+    /// The leader that this replica follows.
+    follows: Option<ReplicaId>,
+    /// When and how the loss of the last leader was noticed first. Another leader that is followed ends that. An outage has no
+    /// longest time: a witness may be away, or a host is yet to be fenced.
     noticed: Option<(Micros, Notice)>,
     elected: Option<Micros>,
     last: Value,
@@ -34,18 +35,29 @@ impl Failover {
     /// Takes a note of the brain.
     pub fn note(&mut self, now: Micros, note: &Note, suspected_after: impl FnOnce() -> Micros) {
         match note {
-            Note::Suspected { .. } => {
-                let report = self
-                    .noticed
-                    .filter(|(at, how)| *how == Notice::Report && now.since(*at) < NOTICED_WITHIN);
-                self.noticed = report.or(Some((now, Notice::Silence(suspected_after()))));
+            Note::Suspected { .. } => self.notice(now, Notice::Silence(suspected_after())),
+            // The death of another follower is no loss of the leader.
+            Note::DeathReported { peer } if self.follows == Some(*peer) => {
+                self.notice(now, Notice::Report);
             }
-            Note::DeathReported { .. } => self.noticed = Some((now, Notice::Report)),
-            Note::Succeeds { .. } => self.noticed = Some((now, Notice::HandedOver)),
+            Note::Succeeds { .. } => self.notice(now, Notice::HandedOver),
             Note::Elected { .. } => self.elected = Some(now),
             Note::Serving { .. } => self.serves(now),
             _ => {}
         }
+    }
+
+    /// An event has been carried out, and this replica follows `leader`, if anyone.
+    pub fn follow(&mut self, leader: Option<ReplicaId>) {
+        self.follows = leader;
+        if leader.is_some() {
+            self.noticed = None;
+            self.elected = None;
+        }
+    }
+
+    fn notice(&mut self, now: Micros, how: Notice) {
+        self.noticed.get_or_insert((now, how));
     }
 
     /// The last takeover; null if this replica has taken over from nobody.
@@ -63,9 +75,8 @@ impl Failover {
     }
 
     fn serves(&mut self, now: Micros) {
-        let noticed = self.noticed.take();
-        let noticed = noticed.filter(|(at, _)| now.since(*at) < NOTICED_WITHIN);
-        let (Some((noticed, how)), Some(elected)) = (noticed, self.elected.take()) else {
+        let (Some((noticed, how)), Some(elected)) = (self.noticed.take(), self.elected.take())
+        else {
             return;
         };
         let (how, silence, count) = match how {
@@ -86,10 +97,61 @@ impl Failover {
     }
 }
 
+/// How this replica has lost the lead.
+#[derive(Debug, Default)]
+pub(super) struct LostLeads {
+    /// This leader has given up the lead itself, and is about to lose it.
+    gives_up: bool,
+    deposed: u64,
+    for_uplink: u64,
+    for_hypervisor: u64,
+}
+
+impl LostLeads {
+    /// Takes a note of the brain.
+    pub fn note(&mut self, note: &Note) {
+        match note {
+            // Both faults may come at the same time. The lead is lost once.
+            Note::Resigned { .. } if self.gives_up => {}
+            Note::Resigned { why } => {
+                self.gives_up = true;
+                match why {
+                    OwnFault::Uplink => self.for_uplink += 1,
+                    OwnFault::Hypervisor => self.for_hypervisor += 1,
+                }
+            }
+            // An operator wants the handover, or the guest is gone.
+            Note::HandedOver { .. } | Note::GuestLost { .. } => self.gives_up = true,
+            Note::Elected { .. } => self.gives_up = false,
+            Note::Role { to, .. } => {
+                let gave_up = std::mem::take(&mut self.gives_up);
+                self.deposed += u64::from(*to == Role::Deposed && !gave_up);
+            }
+            _ => {}
+        }
+    }
+
+    /// How often others have deposed this leader.
+    pub fn deposed(&self) -> u64 {
+        self.deposed
+    }
+
+    /// How often this leader has handed over because of a fault of its host, by the fault.
+    pub fn handovers(&self) -> Value {
+        json!({"uplink": self.for_uplink, "hypervisor": self.for_hypervisor})
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use plover_types::View;
+
+    const SPAN: Micros = Micros::from_ms(75);
+
+    fn note(failover: &mut Failover, ms: u64, note: &Note) {
+        failover.note(Micros::from_ms(ms), note, || SPAN);
+    }
 
     #[test]
     fn a_failover_has_three_parts() {
@@ -117,5 +179,84 @@ mod tests {
         assert_eq!(failover.last()["noticed_us"], Value::Null);
         let counts = json!({"silence": 1, "reported": 0, "handed_over": 1});
         assert_eq!(failover.counts(), counts);
+    }
+
+    /// A witness may be away, or a host is yet to be fenced.
+    #[test]
+    fn a_takeover_counts_however_long_it_takes() {
+        let view = View(17);
+        let mut failover = Failover::default();
+        failover.follow(Some(ReplicaId(0)));
+        note(&mut failover, 100, &Note::Suspected { view });
+        failover.follow(None);
+        note(&mut failover, 60_000, &Note::Suspected { view });
+        failover.follow(None);
+        note(&mut failover, 300_100, &Note::Elected { view });
+        note(&mut failover, 300_103, &Note::Serving { view });
+        assert_eq!(failover.last()["elected_us"], 300_000_000_u64);
+        assert_eq!(failover.last()["serving_us"], 3_000);
+        assert_eq!(failover.counts()["silence"], 1);
+    }
+
+    #[test]
+    fn a_notice_ends_with_another_leader() {
+        let view = View(17);
+        let mut failover = Failover::default();
+        failover.follow(Some(ReplicaId(0)));
+        note(&mut failover, 100, &Note::Suspected { view });
+        failover.follow(Some(ReplicaId(2)));
+        note(&mut failover, 200, &Note::Elected { view });
+        note(&mut failover, 201, &Note::Serving { view });
+        assert_eq!(*failover.last(), Value::Null);
+        assert_eq!(failover.counts()["silence"], 0);
+    }
+
+    #[test]
+    fn only_a_report_of_the_leaders_death_is_a_notice() {
+        let view = View(17);
+        for (dead, how) in [(0, "reported"), (2, "silence")] {
+            let mut failover = Failover::default();
+            failover.follow(Some(ReplicaId(0)));
+            let peer = ReplicaId(dead);
+            note(&mut failover, 100, &Note::DeathReported { peer });
+            failover.follow(None);
+            note(&mut failover, 101, &Note::Suspected { view });
+            note(&mut failover, 102, &Note::Elected { view });
+            note(&mut failover, 103, &Note::Serving { view });
+            assert_eq!(failover.last()["how"], how);
+        }
+    }
+
+    /// Switchovers and faults of a leader's host do not mean that it is suspected wrongly.
+    #[test]
+    fn a_leader_that_gives_up_its_lead_is_not_deposed() {
+        let view = View(17);
+        let role = |from, to| Note::Role { from, to, view };
+        let deposed = || role(Role::Leader, Role::Deposed);
+        let mut lost = LostLeads::default();
+        lost.note(&deposed());
+        assert_eq!(lost.deposed(), 1);
+        let (uplink, hypervisor) = (OwnFault::Uplink, OwnFault::Hypervisor);
+        let why = "killed".to_string();
+        for given_up in [
+            vec![Note::HandedOver { to: ReplicaId(1) }],
+            vec![Note::GuestLost { why: why.clone() }],
+            vec![Note::Resigned { why: uplink }],
+            vec![
+                Note::Resigned { why: hypervisor },
+                Note::Resigned { why: uplink },
+            ],
+        ] {
+            lost.note(&Note::Elected { view });
+            given_up.iter().for_each(|note| lost.note(note));
+            lost.note(&deposed());
+        }
+        assert_eq!(lost.deposed(), 1);
+        assert_eq!(lost.handovers(), json!({"uplink": 1, "hypervisor": 1}));
+        // The guest was lost before this replica led.
+        lost.note(&Note::GuestLost { why });
+        lost.note(&Note::Elected { view });
+        lost.note(&deposed());
+        assert_eq!(lost.deposed(), 2);
     }
 }

@@ -28,7 +28,7 @@ use self::answers::Answers;
 use self::backup::Backup;
 use self::display::Viewers;
 use self::ending::Ending;
-use self::failover::Failover;
+use self::failover::{Failover, LostLeads};
 use self::inputs::Inputs;
 use self::members::Silence;
 use self::printed::Printed;
@@ -178,9 +178,8 @@ struct Body {
     stops_in_release: bool,
     /// The peers that do not answer this leader.
     silences: BTreeMap<ReplicaId, Silence>,
-    /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
+    /// How often this replica took a leader for dead.
     suspicions: u64,
-    times_deposed: u64,
     /// Frames of clients that this replica took in while it led.
     inputs: u64,
     dropped_inputs: u64,
@@ -196,6 +195,8 @@ struct Body {
     leaving: Option<Micros>,
     /// How this replica last took over.
     failover: Failover,
+    /// How it has lost the lead.
+    lost_leads: LostLeads,
     relay: Relay,
     viewers: Viewers,
     given: Inputs,
@@ -472,6 +473,7 @@ impl Body {
                 }
             }
         }
+        self.failover.follow(self.replica.followed());
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::agent::AgentLine;
 use super::answers::Answers;
 use super::backup::Backup;
 use super::display::Viewers;
-use super::failover::Failover;
+use super::failover::{Failover, LostLeads};
 use super::inputs::Inputs;
 use super::printed::Printed;
 use super::relay::Relay;
@@ -164,7 +164,6 @@ impl Body {
             stops_in_release: false,
             silences: BTreeMap::new(),
             suspicions: 0,
-            times_deposed: 0,
             inputs: 0,
             dropped_inputs: 0,
             dropped_outputs: 0,
@@ -174,6 +173,7 @@ impl Body {
             stopping: None,
             leaving: None,
             failover: Failover::default(),
+            lost_leads: LostLeads::default(),
             relay: Relay::default(),
             viewers: Viewers::default(),
             given: Inputs::default(),

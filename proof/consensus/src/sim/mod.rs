@@ -42,7 +42,7 @@ pub use world::Options;
 use apus::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 9] = [
+pub const CANARIES: [(&str, Canary); 12] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("acknowledge-before-disk", Canary::AcknowledgeBeforeDisk),
     ("recover-before-disk", Canary::RecoverBeforeDisk),
@@ -52,4 +52,7 @@ pub const CANARIES: [(&str, Canary); 9] = [
     ("skip-pre-vote", Canary::SkipPreVote),
     ("milestone-not-stored", Canary::MilestoneNotStored),
     ("commit-without-in-sync", Canary::CommitWithoutInSync),
+    ("mourn-the-living", Canary::MournTheLiving),
+    ("report-before-death", Canary::ReportBeforeDeath),
+    ("count-the-timeout", Canary::CountTheTimeout),
 ];

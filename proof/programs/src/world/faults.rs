@@ -17,7 +17,7 @@ impl World {
                 (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
                 self.hosts[host].waits.clear();
                 if self.rng.chance(0.1) && self.is_held_elsewhere(host) {
-                    self.hosts[host].disk = None;
+                    self.hosts[host].lose_disk();
                 }
                 self.cut_off(|(leader, _)| leader == host);
                 if self.leader.is_some_and(|(leader, _)| leader == host) {

@@ -36,7 +36,7 @@ impl World {
             }
             if is_wrong {
                 // Nobody knows, and nobody might find out: docs/programs.md, "Limits". The disk is lost instead.
-                state.disk = None;
+                state.lose_disk();
                 self.apply(host, Event::CheckpointLost);
                 return self.apply(host, Event::StartFailed("it is gone".into()));
             }

@@ -36,11 +36,12 @@ impl World {
             own.as_ref().map(|it| it.at)
         );
         let disk = self.hosts[host].disk.take();
-        let discarded = self.hosts[host].discarded;
+        let (discarded, lost) = (self.hosts[host].discarded, self.hosts[host].lost);
         self.hosts[host] = Host {
             brain: Some(Replica::new(config, own)),
             disk,
             discarded,
+            lost,
             ..Host::default()
         };
     }
@@ -209,7 +210,7 @@ impl World {
         let holders = self.hosts.iter().filter(held).count();
         // A disk that was lost held it once; so did one whose checkpoint was discarded because the program that
         // took it had diverged, which this leader may learn a little later.
-        let has_lost = |it: &&Host| it.disk.is_none() || (!held(it) && it.discarded >= to);
+        let has_lost = |it: &&Host| !held(it) && it.discarded.max(it.lost) >= to;
         let lost = self.hosts.iter().filter(has_lost).count();
         if holders + lost < self.quorum() {
             let message = format!("r{host} trims up to {to}, which {holders} replicas hold");

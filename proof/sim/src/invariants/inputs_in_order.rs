@@ -22,7 +22,7 @@ use super::{Check, Violation};
 use crate::history::{Histories, History, Step};
 use crate::request::Request;
 use plover_policy::Input as Order;
-use plover_types::{Frame, ReplicaId};
+use plover_types::{Frame, ReplicaId, ReplicaSet};
 use std::collections::{HashMap, HashSet};
 
 /// How far the history that clients have seen was checked.
@@ -32,7 +32,7 @@ pub struct InputsInOrder {
     checked: HashMap<History, Due>,
     /// The frame with each number.
     frames: HashMap<u64, Frame>,
-    /// Inputs that each replica was offered since it last won an election.
+    /// Inputs that each replica was offered since it last won an election, and that its guest may have consumed.
     offered: HashMap<ReplicaId, Vec<Step>>,
     /// Inputs that were not committed when the replica that was offered them won again.
     excused: HashSet<Step>,
@@ -113,6 +113,18 @@ impl InputsInOrder {
                 .or_default()
                 .push(Step::Typed(number));
         }
+    }
+
+    /// A replica faces clients. The guests of replicas that are not `in_sync` count for nothing from now on. One that is
+    /// in sync may still win again with the guest that it has: a predecessor that stays in step, before its first sync.
+    pub fn serves(&mut self, who: ReplicaId, in_sync: ReplicaSet) {
+        self.offered
+            .retain(|id, _| *id == who || in_sync.contains(*id));
+    }
+
+    /// A replica's guest is gone, or has another state.
+    pub fn guest_replaced(&mut self, who: ReplicaId) {
+        self.offered.remove(&who);
     }
 
     /// A replica has won an election.

@@ -4,7 +4,7 @@ use super::{Check, Violation};
 use plover_types::{Micros, ReplicaId};
 use std::collections::BTreeMap;
 
-/// So many ticks in a row without another event between them break the invariant.
+/// So many ticks in a row without another event between them, other than samples, break the invariant.
 const TICKS_MAX: u32 = 300;
 
 /// Ticks closer than this follow each other; heartbeats are 25 ms apart.
@@ -17,7 +17,7 @@ pub struct NothingSpins {
 }
 
 impl NothingSpins {
-    /// A replica was told an event other than a tick.
+    /// A replica was told an event other than a tick or a sample.
     pub fn busy(&mut self, who: ReplicaId) {
         self.ticks.remove(&who);
     }

@@ -1,5 +1,5 @@
 //! Two replicas never send as the guest: no slot's outputs are released by two of them, and once a
-//! newer leader faces clients, no older one releases anything.
+//! leader faces clients, no other replica releases anything in its view or an older one.
 //!
 //! Where outputs are released on match, two leaders may release outputs of one slot: the new leader's
 //! guest has sent the same, so it releases the outputs that the old leader could not. `streams_go_on`
@@ -40,7 +40,9 @@ impl OneSenderASlot {
 
     /// A replica sends outputs of this slot to clients.
     pub fn released(&mut self, who: ReplicaId, view: View, slot: SyncNo, on_match: bool) -> Check {
-        if let Some((newest, by)) = self.newest.filter(|(newest, _)| *newest > view) {
+        let is_other =
+            |&(newest, by): &(View, ReplicaId)| newest > view || (newest == view && by != who);
+        if let Some((newest, by)) = self.newest.filter(is_other) {
             return Err(violation(format!(
                 "{who} releases outputs in view {view} while {by} serves in view {newest}"
             )));
@@ -61,5 +63,23 @@ impl OneSenderASlot {
     /// The slots of a new generation are counted anew.
     pub fn new_generation(&mut self) {
         self.slots.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_sender_is_found_in_the_same_view_and_in_an_older_one() {
+        let (first, second) = (ReplicaId(0), ReplicaId(1));
+        let (old, view) = (View::new(1, second), View::new(2, first));
+        let mut senders = OneSenderASlot::default();
+        senders.serves(first, view);
+        assert_eq!(senders.released(first, view, SyncNo(1), true), Ok(()));
+        assert!(senders.released(second, view, SyncNo(2), true).is_err());
+        assert!(senders.released(second, old, SyncNo(3), true).is_err());
+        let next = View::new(3, second);
+        assert_eq!(senders.released(second, next, SyncNo(4), true), Ok(()));
     }
 }

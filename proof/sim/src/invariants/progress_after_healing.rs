@@ -3,7 +3,7 @@
 //!
 //! | what is left when the faults end | what must come of it |
 //! |---|---|
-//! | a leader that holds the guest; or a holder that may lead by the best log of a majority | it serves, is protected, answers a new request |
+//! | a leader that holds the guest; or a holder that may lead by the best log of a majority | it serves, is protected, answers a new request of each client |
 //! | no holder | no replica serves; the group reports that it is empty; after a bootstrap it begins a new generation |
 //! | a holder that may not lead: the others have gone on without it and forgotten how, or lost their disks | no replica serves; once the operator has restarted the holder, as above |
 

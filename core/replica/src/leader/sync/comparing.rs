@@ -3,7 +3,7 @@
 //! Own pages are hashed while the secondary's list is on its way; only pages that the secondary alone
 //! has written are hashed after it.
 
-use super::subpages::Narrowing;
+use super::subpages::Asked;
 use super::{Cut, LeadSync, Run, Stage};
 use crate::api::Action;
 use crate::context::Context;
@@ -40,13 +40,20 @@ pub(super) enum Exchange {
 }
 
 impl Exchange {
-    /// Tells the secondary what this side has written, and has it hashed.
-    pub fn begin(cx: &mut Context, run: &mut Run, pages: Vec<PageNo>) -> Self {
+    /// Tells the secondary what this side has written, and has it hashed. Asks both sides about the subpages of those
+    /// pages among them that have differed at the last syncvm.
+    pub fn begin(
+        cx: &mut Context,
+        run: &mut Run,
+        pages: Vec<PageNo>,
+        last_divergent: &[PageNo],
+    ) -> (Self, Option<Asked>) {
         run.send_dirty(cx);
+        let guess = Asked::guess(cx, run, last_divergent);
         run.enter(Phase::Hash, cx.now);
         run.hash(cx, pages.clone());
         cx.note_phase(run.sync, Phase::Hash);
-        Self::Hashing(pages, None)
+        (Self::Hashing(pages, None), guess)
     }
 
     /// Whether this side's part is done.
@@ -152,9 +159,9 @@ impl Leader {
         };
         let (fits, stage) = match stage {
             Stage::Listing(cut) => return self.on_listed(cx, run, cut, &set),
-            Stage::Exchanging(cut, mut exchange) => {
+            Stage::Exchanging(cut, mut exchange, guess) => {
                 let fits = exchange.hear(set, (first, total), digests);
-                (fits, Stage::Exchanging(cut, exchange))
+                (fits, Stage::Exchanging(cut, exchange, guess))
             }
             stage => (false, stage),
         };
@@ -171,15 +178,15 @@ impl Leader {
         };
         run.last_progress = cx.now;
         let stage = match stage {
-            Stage::Exchanging(cut, Exchange::Hashing(pages, theirs)) => {
+            Stage::Exchanging(cut, Exchange::Hashing(pages, theirs), guess) => {
                 run.enter(Phase::Exchange, cx.now);
                 cx.note_phase(number, Phase::Exchange);
                 let own = Hashes { pages, digests };
-                Stage::Exchanging(cut, Exchange::Hashed(own, theirs))
+                Stage::Exchanging(cut, Exchange::Hashed(own, theirs), guess)
             }
-            Stage::Exchanging(cut, Exchange::HashingTheirs(own, pages, theirs)) => {
+            Stage::Exchanging(cut, Exchange::HashingTheirs(own, pages, theirs), guess) => {
                 let union = own.merged(pages, digests);
-                return self.compare(cx, run, cut, &union, &theirs);
+                return self.compare(cx, run, (cut, guess), &union, &theirs);
             }
             stage => stage,
         };
@@ -190,14 +197,14 @@ impl Leader {
     /// Compares once both lists are whole, or has the pages hashed that are only in the secondary's.
     fn compare_when_whole(&mut self, cx: &mut Context) {
         let whole = |sync: &mut LeadSync| match &sync.stage {
-            Stage::Exchanging(_, Exchange::Hashed(_, Some(theirs))) => {
+            Stage::Exchanging(_, Exchange::Hashed(_, Some(theirs)), _) => {
                 theirs.digests.len() == theirs.total as usize
             }
             _ => false,
         };
         let Some(LeadSync {
             mut run,
-            stage: Stage::Exchanging(cut, Exchange::Hashed(own, Some(theirs))),
+            stage: Stage::Exchanging(cut, Exchange::Hashed(own, Some(theirs)), guess),
         }) = self.sync.take_if(whole)
         else {
             return;
@@ -208,11 +215,11 @@ impl Leader {
         cx.memory.ledger.owe(&theirs.set);
         let more: Vec<PageNo> = more.iter().collect();
         if more.is_empty() {
-            return self.compare(cx, run, cut, &own, &theirs);
+            return self.compare(cx, run, (cut, guess), &own, &theirs);
         }
         run.enter(Phase::Hash, cx.now);
         run.hash(cx, more.clone());
-        let stage = Stage::Exchanging(cut, Exchange::HashingTheirs(own, more, theirs));
+        let stage = Stage::Exchanging(cut, Exchange::HashingTheirs(own, more, theirs), guess);
         self.sync = Some(LeadSync { run, stage });
     }
 
@@ -220,7 +227,7 @@ impl Leader {
         &mut self,
         cx: &mut Context,
         mut run: Run,
-        cut: Cut,
+        (cut, guess): (Cut, Option<Asked>),
         ours: &Hashes,
         theirs: &Theirs,
     ) {
@@ -231,10 +238,6 @@ impl Leader {
         run.report.union = ours.pages.len() as u32;
         run.report.same = found.same;
         run.report.divergent = found.divergent.len() as u32;
-        if Narrowing::pays(cx, found.divergent.len()) {
-            self.narrow(cx, run, cut, found.divergent);
-        } else {
-            self.transfer(cx, run, cut, found.divergent, Vec::new());
-        }
+        self.narrow(cx, run, (cut, guess), found.divergent);
     }
 }
