@@ -7,11 +7,12 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "src/preload.c",
     "src/ring.c",
     "src/connections.c",
     "src/descriptors.c",
+    "src/processes.c",
     "src/inputs.c",
     "src/outputs.c",
     "src/clock.c",
