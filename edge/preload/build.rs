@@ -7,12 +7,11 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 8] = [
     "src/preload.c",
     "src/ring.c",
     "src/connections.c",
     "src/descriptors.c",
-    "src/processes.c",
     "src/inputs.c",
     "src/outputs.c",
     "src/clock.c",

@@ -1,14 +1,17 @@
-/* Which connection a descriptor is: close, dup. */
+/* Which connection a descriptor is: close, dup, fork. */
 #include "preload.h"
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* The number of the slot and 1, or 0. */
 static _Atomic uint32_t slots_of[DESCRIPTORS_MAX];
 static _Atomic int highest = -1;
-/* How many descriptors of this process each connection has. */
-static _Atomic uint32_t descriptors_of[SLOTS];
+/* The process whose table this is. A child of vfork() has its own descriptors and writes into this memory. */
+static pid_t process;
 
 uint32_t slot_of(int fd)
 {
@@ -39,37 +42,8 @@ static void mark(int fd, uint32_t number)
 
 static void keep(int fd, uint32_t number)
 {
-    atomic_fetch_add(&descriptors_of[number - 1], 1);
+    atomic_fetch_add(&slot_at(number)->refs, 1);
     mark(fd, number);
-}
-
-int highest_descriptor(void)
-{
-    return atomic_load(&highest);
-}
-
-/* Whether a descriptor of this process is the connection. */
-bool is_open(uint32_t number)
-{
-    return atomic_load(&descriptors_of[number - 1]);
-}
-
-/* Counts the descriptors again, in a new process. */
-void count_again(void)
-{
-    for (int i = 0; i < SLOTS; i++)
-        atomic_store(&descriptors_of[i], 0);
-    for (int fd = 0, high = highest_descriptor(); fd <= high; fd++)
-        if (slot_of(fd))
-            atomic_fetch_add(&descriptors_of[slot_of(fd) - 1], 1);
-}
-
-/* Closes a descriptor of a connection that is not counted for this process. */
-void abandon(int fd)
-{
-    uint32_t number = atomic_exchange(&slots_of[fd], 0);
-    atomic_fetch_sub(&descriptors_of[number - 1], 1);
-    REAL(close)(fd);
 }
 
 /* The connection is this descriptor's from now on. One whose number is too high for the table is not noted: the caller
@@ -87,8 +61,6 @@ bool claim(int fd, uint32_t number, uint32_t generation)
     atomic_store(&slot->ended, 0);
     atomic_store(&slot->broken, 0);
     atomic_store(&slot->swallowed, 0);
-    atomic_store(&descriptors_of[number - 1], 1);
-    opened(number);
     if (fd < DESCRIPTORS_MAX)
         mark(fd, number);
     return true;
@@ -97,8 +69,13 @@ bool claim(int fd, uint32_t number, uint32_t generation)
 /* A descriptor of the connection is closed. */
 void let_go(uint32_t number)
 {
-    if (atomic_fetch_sub(&descriptors_of[number - 1], 1) == 1)
-        closed(number);
+    struct slot *slot = slot_at(number);
+    if (atomic_fetch_sub(&slot->refs, 1) != 1)
+        return;
+    lock_with_room(0);
+    fill(RECORD_CLOSE, number, (uint16_t)atomic_load(&slot->broken), NULL, 0);
+    unlock();
+    ring_bell();
 }
 
 static bool is_ours(int fd)
@@ -113,7 +90,7 @@ EXPORT int close(int fd)
         return -1;
     }
     uint32_t number = slot_of(fd);
-    if (!number || !is_own_process())
+    if (!number || getpid() != process)
         return REAL(close)(fd);
     atomic_store(&slots_of[fd], 0);
     int result = REAL(close)(fd), error = errno;
@@ -152,7 +129,7 @@ EXPORT int dup(int fd)
 {
     int copy = REAL(dup)(fd);
     uint32_t number = slot_of(fd);
-    if (number && copy >= 0 && copy < DESCRIPTORS_MAX && is_own_process())
+    if (number && copy >= 0 && copy < DESCRIPTORS_MAX)
         keep(copy, number);
     return copy;
 }
@@ -164,7 +141,7 @@ static int copied(int fd, int copy, int flags)
         return -1;
     }
     uint32_t old = slot_of(copy), number = slot_of(fd);
-    bool is_table = (old || number) && fd != copy && is_own_process();
+    bool is_table = (old || number) && fd != copy && getpid() == process;
     int result = REAL(dup3)(fd, copy, flags);
     if (result < 0 || !is_table || copy >= DESCRIPTORS_MAX)
         return result;
@@ -191,7 +168,7 @@ static int control(int fd, int command, void *argument)
 {
     int result = (int)REAL(fcntl)(fd, command, argument);
     uint32_t number = command == F_DUPFD || command == F_DUPFD_CLOEXEC ? slot_of(fd) : 0;
-    if (number && result >= 0 && result < DESCRIPTORS_MAX && is_own_process())
+    if (number && result >= 0 && result < DESCRIPTORS_MAX)
         keep(result, number);
     return result;
 }
@@ -212,4 +189,51 @@ EXPORT int fcntl64(int fd, int command, ...)
     void *argument = va_arg(arguments, void *);
     va_end(arguments);
     return control(fd, command, argument);
+}
+
+/* Before a fork: the child has all descriptors, too. If the fork fails, they are counted too high. */
+static void before_fork(void)
+{
+    for (int fd = 0, high = atomic_load(&highest); fd <= high; fd++)
+        if (slot_of(fd))
+            atomic_fetch_add(&slot_at(slot_of(fd))->refs, 1);
+}
+
+static void in_child(void)
+{
+    process = getpid();
+    forget_thread();
+}
+
+/* At the end of a process, its descriptors are closed. */
+static void let_all_go(void)
+{
+    if (!shared || getpid() != process)
+        return;
+    for (int fd = 0, high = atomic_load(&highest); fd <= high; fd++)
+        if (slot_of(fd))
+            close(fd);
+}
+
+__attribute__((destructor)) static void end(void)
+{
+    let_all_go();
+}
+
+EXPORT void _exit(int code)
+{
+    let_all_go();
+    for (;;)
+        syscall(SYS_exit_group, code);
+}
+
+EXPORT void _Exit(int code)
+{
+    _exit(code);
+}
+
+void watch_forks(void)
+{
+    process = getpid();
+    pthread_atfork(before_fork, NULL, in_child);
 }

@@ -5,17 +5,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The first word of the memory.
 pub const SHARED_MAGIC: u32 = 0x504c_5652;
 /// The version of its layout.
-pub const SHARED_VERSION: u32 = 5;
+pub const SHARED_VERSION: u32 = 4;
 /// Connections at a time.
 pub const SLOTS: usize = 4096;
-/// Processes of the program at a time.
-pub const PROCESSES: usize = 4096;
-/// In the place of a pid: plover gives back what the process had open.
-pub const PROCESS_GONE: u32 = u32::MAX;
 /// The bits of a slot's number in `by_port`.
 pub const SLOT_BITS: u32 = 12;
 /// Where the ring begins.
-pub const RING_AT: usize = 4 << 20;
+pub const RING_AT: usize = 1 << 20;
 /// The bytes of the ring.
 pub const RING_BYTES: usize = 4 << 20;
 /// The most bytes of a record behind its head.
@@ -46,11 +42,10 @@ pub struct Slot {
     pub port: AtomicU32,
     /// Inputs from this number on are not in the log.
     pub lost_from: AtomicU64,
-    /// Processes of the program that have it open.
+    /// Descriptors of the program.
     pub refs: AtomicU32,
     ended: AtomicU32,
-    /// The program has found the connection broken.
-    pub broken: AtomicU32,
+    broken: AtomicU32,
     /// Which use of the slot this is.
     pub generation: AtomicU32,
     /// The time at which a replayed one is accepted, µs since 1970.
@@ -125,16 +120,10 @@ pub struct Shared {
     pub by_port: [AtomicU32; 65536],
     /// All connections.
     pub slots: [Slot; SLOTS],
-    /// The program's processes: how often the place was taken, 32 bits, and the pid, or 0.
-    pub processes: [AtomicU64; PROCESSES],
-    /// A bit for each connection that the process has open.
-    pub holds: [[AtomicU32; SLOTS / 32]; PROCESSES],
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
-const _: () = assert!(
-    size_of::<Shared>() == 384 + 4 * 65536 + 64 * SLOTS + 8 * PROCESSES + PROCESSES * SLOTS / 8
-);
+const _: () = assert!(size_of::<Shared>() == 384 + 4 * 65536 + 64 * SLOTS);
 const _: () = assert!(size_of::<Shared>() <= RING_AT);
 const _: () = assert!(std::mem::offset_of!(Shared, committed) == 128);
 const _: () = assert!(std::mem::offset_of!(Shared, head) == 256);

@@ -18,8 +18,7 @@
  *
  *   ring.c         the ring, its lock, and the waits
  *   connections.c  accept, shutdown, addresses
- *   descriptors.c  close, dup: which descriptor is which connection
- *   processes.c    fork, exec, exit: which process has which connection
+ *   descriptors.c  close, dup, fork: which descriptor is which connection
  *   inputs.c       the read family
  *   outputs.c      the write family
  *   clock.c        the program's time
@@ -53,7 +52,6 @@ __attribute__((constructor)) static void begin(void)
     memory_fd = memory;
     event_fd = event;
     shared = found;
+    watch_forks();
     refuse_io_uring();
-    if (!begin_process())
-        shared = NULL;
 }

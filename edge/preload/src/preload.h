@@ -29,10 +29,8 @@ enum { DESCRIPTORS_MAX = 65536, PARTS_MAX = 64 };
 extern struct shared *shared;
 
 /* ring.c */
-void take_lock(void);
 void lock_with_room(size_t payload);
 void unlock(void);
-bool has_lock(void);
 uint64_t fill(uint16_t kind, uint32_t slot, uint16_t flag, const struct iovec *parts, size_t bytes);
 void ring_bell(void);
 bool is_filling(void);
@@ -47,17 +45,8 @@ struct slot *slot_at(uint32_t number);
 struct slot *client_of(int fd);
 bool claim(int fd, uint32_t number, uint32_t generation);
 void let_go(uint32_t number);
-int highest_descriptor(void);
-bool is_open(uint32_t number);
-void count_again(void);
-void abandon(int fd);
+void watch_forks(void);
 extern int event_fd, memory_fd;
-
-/* processes.c: which process has a connection open */
-bool begin_process(void);
-bool is_own_process(void);
-void opened(uint32_t number);
-void closed(uint32_t number);
 
 /* inputs.c */
 ssize_t take(int fd, const struct msghdr *message, int flags);

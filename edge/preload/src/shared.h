@@ -11,11 +11,10 @@
 
 enum {
     SHARED_MAGIC = 0x504c5652,
-    SHARED_VERSION = 5,
+    SHARED_VERSION = 4,
     PORTS = 65536,
     SLOTS = 4096,
-    PROCESSES = 4096,
-    RING_AT = 4 << 20,
+    RING_AT = 1 << 20,
     RING_BYTES = 4 << 20,
     PAYLOAD_BYTES_MAX = 32 << 10,
     SLOT_BITS = 12
@@ -24,9 +23,6 @@ enum {
 /* Of `refs`: plover waits for the program to accept the connection, or has given it up. */
 #define REFS_NOT_ACCEPTED 0x40000000u
 #define REFS_GIVEN_UP 0x80000000u
-
-/* Of `processes`, in the place of a pid: plover gives back what the process had open. */
-#define PROCESS_GONE 0xffffffffu
 
 /* What a connection is. */
 enum { SLOT_FREE = 0, SLOT_CLIENT = 1, SLOT_REPLAY = 2 };
@@ -50,7 +46,7 @@ struct slot {
     _Atomic uint32_t port; /* the client's, host order */
     _Atomic uint64_t lost_from; /* inputs from this number on are not in the log */
     /* Written by the program. */
-    _Atomic uint32_t refs; /* processes that have it open */
+    _Atomic uint32_t refs; /* descriptors of all processes */
     _Atomic uint32_t ended;
     _Atomic uint32_t broken;
     _Atomic uint32_t generation; /* by plover: which use of the slot this is */
@@ -95,11 +91,6 @@ struct shared {
     /* 384 */
     _Atomic uint32_t by_port[PORTS]; /* generation and slot, by the port of plover's end */
     struct slot slots[SLOTS];
-    /* The program's processes: how often the place was taken, 32 bits, and the pid, or 0. plover frees the place of a
-     * process that has ended. */
-    _Atomic uint64_t processes[PROCESSES];
-    /* A bit for each connection that the process has open. */
-    _Atomic uint32_t holds[PROCESSES][SLOTS / 32];
 };
 
 struct record {
@@ -113,9 +104,7 @@ struct record {
 };
 
 _Static_assert(sizeof(struct slot) == 64, "as in layout.rs");
-_Static_assert(sizeof(struct shared) ==
-                   384 + 4 * PORTS + 64 * SLOTS + 8 * PROCESSES + PROCESSES * SLOTS / 8,
-               "as in layout.rs");
+_Static_assert(sizeof(struct shared) == 384 + 4 * PORTS + 64 * SLOTS, "as in layout.rs");
 _Static_assert(sizeof(struct shared) <= RING_AT, "the ring is behind it");
 _Static_assert(sizeof(struct record) == 32, "as in layout.rs");
 #endif

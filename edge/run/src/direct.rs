@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether the program leaves its clients unread, and whether processes of it were killed.
+/// How often it is looked whether the program leaves its clients unread.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// An entry that the program has executed, or waits to execute, and which is not committed.
@@ -56,15 +56,6 @@ struct Outstanding {
     number: u64,
     /// The connection's slot and its generation; the clock has none.
     of: Option<(usize, u32)>,
-}
-
-/// A connection that no process of the program has open any more, and whose end is in no record.
-#[derive(Clone, Copy, Debug)]
-struct Deserted {
-    slot: usize,
-    generation: u32,
-    /// The connection's records lie before this place of the ring.
-    behind: u64,
 }
 
 /// The leader's side of a preloaded program, and the memory that both share.
@@ -81,10 +72,6 @@ pub(crate) struct Direct {
     /// Clients' connections that the program has ended, with an entry that is not committed: so far they end by a reset.
     closing: VecDeque<(Viewstamp, TcpStream)>,
     happened: VecDeque<Happened>,
-    /// Connections that no process has open any more, since one was killed.
-    deserted: VecDeque<Deserted>,
-    /// The number of the last record.
-    number: u64,
     epoch: u32,
     /// Input of older epochs cannot be proposed any more.
     epoch_min: u32,
@@ -129,8 +116,6 @@ impl Direct {
             outstanding: VecDeque::new(),
             closing: VecDeque::new(),
             happened: VecDeque::new(),
-            deserted: VecDeque::new(),
-            number: 0,
             epoch: 1,
             epoch_min: 1,
             quiesces: false,
@@ -164,8 +149,6 @@ impl Direct {
         self.outstanding.clear();
         self.closing.clear();
         self.happened.clear();
-        self.deserted.clear();
-        self.number = 0;
         (self.quiesces, self.is_full, self.rings) = (false, false, false);
     }
 
@@ -181,8 +164,7 @@ impl Direct {
             return patience;
         };
         memory.shared().sleeps.store(1, SeqCst);
-        let has_more = memory.has_more() || self.next_deserted(memory).is_some();
-        let is_busy = (has_more && !self.is_full) || !self.happened.is_empty();
+        let is_busy = (memory.has_more() && !self.is_full) || !self.happened.is_empty();
         if is_busy { Duration::ZERO } else { patience }
     }
 
@@ -350,44 +332,16 @@ impl Direct {
 
     // ---- a program that stands still
 
-    /// Whether it is time to look at what nothing announces: at killed processes, and whether the program goes on.
-    pub fn looks(&mut self) -> bool {
-        let now = Instant::now();
-        let is_due = self.memory.is_some() && now >= self.looked_at + LOOK_EVERY;
-        if is_due {
-            self.looked_at = now;
-        }
-        is_due
-    }
-
-    /// Closes connections of processes that were killed, unless the whole program is ending.
-    pub fn give_back(&mut self, is_ending: impl FnOnce() -> bool) {
-        let Some(memory) = &self.memory else { return };
-        let ended = memory.ended_processes();
-        if ended.is_empty() || is_ending() {
-            return;
-        }
-        for (place, name) in ended {
-            for slot in memory.give_back(place, name) {
-                self.deserted.push_back(Deserted {
-                    slot,
-                    generation: self.connections.generation(slot),
-                    behind: memory.taken_and_filled().1,
-                });
-            }
-        }
-    }
-
-    /// The first connection that no process has open any more, if all its records were taken.
-    fn next_deserted(&self, memory: &Memory) -> Option<Deserted> {
-        let (taken, _) = memory.taken_and_filled();
-        let first = self.deserted.front().copied();
-        first.filter(|it| it.behind <= taken)
-    }
-
     /// Whether the program has left clients unread for longer than `stall`.
     pub fn stands_still(&mut self, stall: Duration) -> bool {
         let now = Instant::now();
+        if self.memory.is_none() {
+            return false;
+        }
+        if now < self.looked_at + LOOK_EVERY {
+            return false;
+        }
+        self.looked_at = now;
         // While input is not committed the program waits for this process, and without the lease it may.
         let waits = self.quiesces
             || (now < self.leased_until

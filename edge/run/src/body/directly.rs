@@ -2,7 +2,6 @@
 
 use super::{Body, propose};
 use crate::direct::{Direct, Happened};
-use crate::program::Program;
 use plover_program::Event;
 use std::time::Duration;
 
@@ -68,11 +67,6 @@ impl Body {
         };
         direct.gone(gone);
         direct.flush();
-        if !direct.looks() {
-            return;
-        }
-        let program = self.program.as_ref();
-        direct.give_back(|| program.is_none_or(Program::is_ending));
         let stall = Duration::from_millis(self.config.program.stall_ms);
         if !direct.stands_still(stall) {
             return;

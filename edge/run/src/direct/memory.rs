@@ -4,14 +4,11 @@
 //! it but records, which are checked, and a few counters that do no harm if they are wrong.
 
 use plover_preload::{
-    Kind, PAYLOAD_BYTES_MAX, PROCESS_GONE, RING_AT, RING_BYTES, Record, SHARED_MAGIC,
-    SHARED_VERSION, SLOT_FREE, Shared, Slot,
+    Kind, PAYLOAD_BYTES_MAX, RING_AT, RING_BYTES, Record, SHARED_MAGIC, SHARED_VERSION, SLOT_FREE,
+    Shared, Slot,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
@@ -180,59 +177,6 @@ impl Memory {
         self.shared().tail.store(self.tail, SeqCst);
     }
 
-    /// How many bytes of the ring were taken, and how many the program has filled.
-    pub fn taken_and_filled(&self) -> (u64, u64) {
-        (self.tail, self.shared().head.load(SeqCst))
-    }
-
-    /// The record of a connection that no process has open any more. `number` is that of the last record before.
-    pub fn close_of(&self, slot: usize, number: u64) -> Record {
-        let shared = self.slot(slot);
-        Record {
-            bytes: 0,
-            kind: Kind::Close,
-            flag: shared.broken.load(SeqCst) != 0,
-            slot,
-            epoch: shared.epoch.load(SeqCst),
-            number,
-            sent: shared.sent.load(SeqCst),
-        }
-    }
-
-    /// The places of processes that have ended, and the words that name the processes.
-    pub fn ended_processes(&self) -> Vec<(usize, u64)> {
-        let names = self.shared().processes.iter().enumerate();
-        names
-            .map(|(place, name)| (place, name.load(SeqCst)))
-            .filter(|(_, name)| has_ended(*name as u32))
-            .collect()
-    }
-
-    /// Gives back what a process had open that has ended, and frees its place. Returns the slots that no process has open
-    /// any more.
-    pub fn give_back(&self, place: usize, name: u64) -> Vec<usize> {
-        let shared = self.shared();
-        let word = &shared.processes[place];
-        // A child that is just being made has its parent's name, until it takes its own.
-        let gone = name | u64::from(PROCESS_GONE);
-        if word.compare_exchange(name, gone, SeqCst, SeqCst).is_err() {
-            return Vec::new();
-        }
-        let mut closed = Vec::new();
-        for (at, bits) in shared.holds[place].iter().enumerate() {
-            let mut bits = bits.swap(0, SeqCst);
-            while bits != 0 {
-                let slot = 32 * at + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if self.slot(slot).refs.fetch_sub(1, SeqCst) == 1 {
-                    closed.push(slot);
-                }
-            }
-        }
-        word.store(gone & !u64::from(PROCESS_GONE), SeqCst);
-        closed
-    }
-
     /// Inputs up to this number are committed.
     pub fn commit(&mut self, number: u64) {
         if number > self.committed {
@@ -293,25 +237,6 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: `at` is the mapping of WHOLE bytes that `new` has made, and no reference to it outlives `self`.
         let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), WHOLE) };
-    }
-}
-
-/// Whether a process of this number has ended; one that was not waited for has, too. No process has the numbers that stand
-/// for none.
-fn has_ended(pid: u32) -> bool {
-    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
-        return false;
-    };
-    let no_time = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(handle) => {
-            let ready = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&no_time));
-            ready.is_ok_and(|count| count > 0)
-        }
-        Err(error) => error == Errno::SRCH,
     }
 }
 
@@ -387,27 +312,6 @@ mod tests {
             memory.took(&record);
             assert!(memory.next().unwrap().is_none() && !memory.has_more());
         }
-    }
-
-    /// Otherwise the client of a process that was killed would wait for ever, and the slot would be lost.
-    #[test]
-    fn what_a_process_had_open_is_given_back_when_it_has_ended() {
-        let memory = memory();
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let ended = (7_u64 << 32) | u64::from(child.id());
-        let lives = (7_u64 << 32) | u64::from(std::process::id());
-        child.wait().unwrap();
-        memory.set(&memory.shared().processes[0], lives);
-        memory.set(&memory.shared().processes[2], ended);
-        for (slot, refs) in [(3, 1), (40, 2)] {
-            memory.slot(slot).refs.store(refs, SeqCst);
-            memory.shared().holds[2][slot / 32].fetch_or(1 << (slot % 32), SeqCst);
-        }
-        assert_eq!(memory.ended_processes(), [(2, ended)]);
-        assert!(memory.give_back(2, ended + 1).is_empty(), "another process");
-        assert_eq!(memory.give_back(2, ended), [3]);
-        assert_eq!(memory.slot(40).refs.load(SeqCst), 1);
-        assert!(memory.ended_processes().is_empty());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! From the ring to the log.
 
 use super::memory::{Memory, is_input};
-use super::{Deserted, Direct, Outstanding};
+use super::{Direct, Outstanding};
 use crate::clients::ends_by_reset;
 use plover_log::Error;
 use plover_preload::{Kind, Record};
@@ -46,15 +46,6 @@ impl Direct {
                 return Some(first);
             }
             let mut memory = self.memory.take()?;
-            if let Some(first) = self.next_deserted(&memory) {
-                let is_done = self.close_deserted(&memory, first, propose);
-                self.memory = Some(memory);
-                if !is_done {
-                    return self.happened.pop_front();
-                }
-                self.deserted.pop_front();
-                continue;
-            }
             let lock = memory.lock_owner();
             let next = match memory.next() {
                 Err(_) => Err("it has written rubbish into the memory that it shares with plover"),
@@ -75,7 +66,6 @@ impl Direct {
             };
             if let Ok(Some(record)) = &next {
                 memory.took(record);
-                self.number = record.number;
                 self.filled += u64::from(record.kind != Kind::Clock);
                 if memory.shared().waiters.load(SeqCst) > 0 {
                     self.rings = true;
@@ -88,22 +78,6 @@ impl Direct {
                 Err(why) => return Some(Happened::Broken(why)),
             }
         }
-    }
-
-    /// Deals with a connection that no process has open any more. False if the log has no room for its end.
-    fn close_deserted(
-        &mut self,
-        memory: &Memory,
-        deserted: Deserted,
-        propose: Propose<'_>,
-    ) -> bool {
-        let slot = deserted.slot;
-        let is_same = self.connections.generation(slot) == deserted.generation;
-        if !is_same || self.connections.get(slot).is_none() {
-            return true;
-        }
-        let record = memory.close_of(slot, self.number);
-        self.take(memory, &record, &[], propose).unwrap_or(true)
     }
 
     /// Deals with a record. False if the log has no room for it.
