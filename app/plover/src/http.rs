@@ -3,7 +3,7 @@
 //! ```text
 //!   accepted ─▶ a place, a thread ─▶ head read ─▶ page made ─▶ answer written ─▶ rest drained ─▶ closed
 //!                 │                     │                         │                 └─ 2 s or 64 KiB
-//!                 │                     └─ 10 s, 8 KiB            └─ 10 s
+//!                 │                     └─ 10 s, 32 KiB           └─ 10 s
 //!                 └─ all 64 places are taken: see `places`
 //! ```
 //!
@@ -40,7 +40,7 @@ struct Limits {
     rest_within: Duration,
     /// How many connections are open at the same time, each with a thread.
     connections: usize,
-    /// How long each connection is safe from being closed for another one.
+    /// How long each connection is safe from being closed for another one, while its host has few of them.
     kept_for: Duration,
 }
 

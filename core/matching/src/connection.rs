@@ -36,6 +36,9 @@ fn before(a: u32, b: u32) -> bool {
 /// The numbers that tell one RST from another: its sequence and acknowledgement number.
 pub(crate) type Reset = (u32, Option<u32>);
 
+/// Room for bytes that a connection keeps while none wait.
+const IDLE_BYTES_MAX: usize = 512;
+
 /// RSTs of one connection and slot that are told apart: the newest of them.
 const RESETS_MAX: usize = 64;
 
@@ -147,6 +150,10 @@ impl Side {
             return Err(Difference::Content);
         }
         self.ahead.drain(..both);
+        // Connections are kept for some slots, and there may be many.
+        if self.ahead.is_empty() && self.ahead.capacity() > IDLE_BYTES_MAX {
+            self.ahead = VecDeque::new();
+        }
         Ok(both)
     }
 }

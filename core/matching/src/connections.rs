@@ -15,7 +15,8 @@ use plover_packets::{Route, Segment};
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 
-/// Connections at once. An idle one takes some 300 bytes, so all of them 20 MB.
+/// Connections at once. An idle one takes some 300 bytes to 1 KB, so all of them 20 to 64 MB; and bytes that had no match in
+/// the slot in which they were sent stay as long as their connection.
 const CONNECTIONS_MAX: usize = 1 << 16;
 
 /// A connection without segments for this many slots is forgotten. That is safe: the next segment
@@ -103,18 +104,20 @@ impl Old {
         }
     }
 
-    /// Forgets as many as there must be forgotten for one more beside `used`. Whether that was enough.
+    /// Frees as many as there must be freed for one more beside `used`, those that were not used for longest first. Whether
+    /// that was enough.
     fn makes_room(&mut self, used: usize) -> bool {
-        let mut all = used + self.before.iter().map(Table::len).sum::<usize>();
-        let forgotten: usize = self.forgotten.iter().map(Table::len).sum();
-        if all + forgotten >= CONNECTIONS_MAX {
-            self.forgotten.clear();
-        }
+        let tables = self.before.iter().chain(&self.forgotten);
+        let mut all = used + tables.map(Table::len).sum::<usize>();
         while all >= CONNECTIONS_MAX {
-            let Some(oldest) = self.before.pop_back() else {
+            let mut tables = self
+                .forgotten
+                .iter_mut()
+                .chain(self.before.iter_mut().rev());
+            if tables.find_map(Table::pop_first).is_none() {
                 return false;
-            };
-            all -= oldest.len();
+            }
+            all -= 1;
         }
         true
     }
@@ -188,7 +191,7 @@ mod tests {
             assert!(is_used(&mut connections, n), "{n}");
         }
         assert!(!is_used(&mut connections, max));
-        assert_eq!(counts(&connections), (CONNECTIONS_MAX, vec![], 0));
+        assert_eq!(counts(&connections), (CONNECTIONS_MAX, vec![0], 0));
         connections.begin(true);
         assert!(is_used(&mut connections, max), "a new slot");
     }

@@ -10,6 +10,10 @@
 
 use plover_types::{PageNo, SUBPAGE_BYTES, SUBPAGES_PER_PAGE};
 
+/// Pages whose subpage hashes a leader asks for at most. More divergent pages are sent whole: their hashes would be 1 MiB
+/// and more, and a slot that leaves so many has not changed them by a few bytes each.
+pub const PAGES_ASKED_MAX: usize = 8192;
+
 /// A set of subpages of one page: bit n is subpage n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubpageMask(pub u64);

@@ -20,17 +20,11 @@
 //! the guest: one call over all memory makes the guest fault on every page that it touches next. So under KVM a
 //! scan reads first, and then protects only the runs that it found (docs/decisions/0046).
 //!
-//! # Much memory
-//!
-//! The kernel walks the page tables of all memory, two nanoseconds a page, while the guest stands. Its CPUs have nothing
-//! else to do, so each takes a part.
-//!
 //! A scan clears as it reports, so only the caller knows the reported pages from then on. A scan that
 //! fails half-way has already added the pages that it cleared.
 
 use crate::VmError;
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
-use rayon::prelude::*;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::ffi::c_long;
 use std::ops::Range;
@@ -43,15 +37,10 @@ const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
-/// Reports written pages and protects them, in one step.
-const PROTECT: u64 = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
 
 /// Regions that one call can return: 96 KiB. A slot rarely dirties more runs; then the scan takes
 /// another call.
 const REGIONS: usize = 4096;
-
-/// Memory that one thread walks: half a millisecond of work, so that waking the thread costs little beside it.
-const PART_BYTES: u64 = 1 << 30;
 
 /// Protecting calls of one scan under KVM at most, since each takes a few microseconds.
 const CALLS_MAX: usize = 1024;
@@ -97,7 +86,7 @@ pub(crate) struct DirtyTracker {
     first: PageNo,
     /// A guest under KVM runs on this memory.
     is_kvm: bool,
-    part_bytes: u64,
+    regions: Vec<Region>,
 }
 
 impl DirtyTracker {
@@ -123,7 +112,7 @@ impl DirtyTracker {
             bytes: bytes as u64,
             first,
             is_kvm,
-            part_bytes: PART_BYTES,
+            regions: vec![Region::default(); REGIONS],
         })
     }
 
@@ -131,55 +120,28 @@ impl DirtyTracker {
     pub(crate) fn scan(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
         let last = u64::from(self.first.0) + self.bytes / PAGE_BYTES as u64;
         assert!(u64::from(dirty.capacity()) >= last);
-        let page =
-            |address: u64| self.first.0 + ((address - self.start) / PAGE_BYTES as u64) as u32;
+        let all = self.start..self.start + self.bytes;
+        let protect = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
+        let (start, first) = (self.start, self.first.0);
+        let page = |address: u64| first + ((address - start) / PAGE_BYTES as u64) as u32;
         let mut report = |run: Range<u64>| dirty.insert_run(page(run.start), page(run.end));
         if !self.is_kvm {
-            let (runs, walked) = self.walk_all(PROTECT);
-            runs.into_iter().for_each(report);
-            return walked;
+            return self.walk(all, protect, &mut report);
         }
-        let (runs, walked) = self.walk_all(PM_SCAN_CHECK_WPASYNC);
-        walked?;
-        let mut regions = vec![Region::default(); REGIONS];
+        let mut runs = Vec::new();
+        self.walk(all, PM_SCAN_CHECK_WPASYNC, &mut |run| runs.push(run))?;
         for range in joined(runs) {
-            self.walk(range, PROTECT, &mut regions, &mut report)?;
+            self.walk(range, protect, &mut report)?;
         }
         Ok(())
     }
 
-    /// The runs of written pages of all memory, in order, walked by as many threads as there are parts and CPUs. What
-    /// was found counts also where a part failed.
-    fn walk_all(&self, flags: u64) -> (Vec<Range<u64>>, Result<(), VmError>) {
-        let end = self.start + self.bytes;
-        let starts = (self.start..end).step_by(self.part_bytes as usize);
-        let parts: Vec<_> = starts
-            .map(|start| start..end.min(start.saturating_add(self.part_bytes)))
-            .collect();
-        let walk = |part: Range<u64>| {
-            let (mut runs, mut regions) = (Vec::new(), vec![Region::default(); REGIONS]);
-            let walked = self.walk(part, flags, &mut regions, &mut |run| runs.push(run));
-            (runs, walked)
-        };
-        let walked: Vec<_> = match parts.len() {
-            1 => parts.into_iter().map(walk).collect(),
-            _ => parts.into_par_iter().map(walk).collect(),
-        };
-        let (mut all, mut result) = (Vec::new(), Ok(()));
-        for (runs, walked) in walked {
-            all.extend(runs);
-            result = result.and(walked);
-        }
-        (all, result)
-    }
-
-    /// Calls `each` with every run of written pages in `range`, found with the help of `regions`. With
-    /// [`PM_SCAN_WP_MATCHING`] in `flags` they are protected again.
+    /// Calls `each` with every run of written pages in `range`. With [`PM_SCAN_WP_MATCHING`] in `flags` they are
+    /// protected again.
     fn walk(
-        &self,
+        &mut self,
         range: Range<u64>,
         flags: u64,
-        regions: &mut [Region],
         each: &mut dyn FnMut(Range<u64>),
     ) -> Result<(), VmError> {
         let mut from = range.start;
@@ -189,8 +151,8 @@ impl DirtyTracker {
                 flags,
                 start: from,
                 end: range.end,
-                vec: regions.as_mut_ptr() as u64,
-                vec_len: regions.len() as u64,
+                vec: self.regions.as_mut_ptr() as u64,
+                vec_len: self.regions.len() as u64,
                 category_mask: PAGE_IS_WRITTEN,
                 return_mask: PAGE_IS_WRITTEN,
                 ..ScanArgument::default()
@@ -211,7 +173,7 @@ impl DirtyTracker {
                     });
                 }
             };
-            for region in regions.iter().take(found) {
+            for region in &self.regions[..found.min(REGIONS)] {
                 assert!(
                     range.start <= region.start && region.end <= range.end,
                     "the kernel reported memory outside of what was asked"

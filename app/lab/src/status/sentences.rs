@@ -236,6 +236,7 @@ impl GroupStatus {
                 format!("noticed by a silence of {}", milliseconds(silence))
             }
             ("handed over", _) => "the lead was handed over".to_string(),
+            ("stopped", _) => "the leader was told to stop".to_string(),
             _ => "noticed by the report of a death".to_string(),
         };
         Some(format!(
@@ -478,9 +479,15 @@ mod tests {
         assert!(table.contains(told), "{table}");
         leader.more["last_failover"]["how"] = "handed over".into();
         leader.more["last_failover"]["noticed_us"] = serde_json::Value::Null;
-        let table = planned(vec![leader]).to_string();
+        let table = planned(vec![leader.clone()]).to_string();
         assert!(
             table.contains("5 s ago: the lead was handed over, elected 11.2 ms later"),
+            "{table}"
+        );
+        leader.more["last_failover"]["how"] = "stopped".into();
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("5 s ago: the leader was told to stop, elected 11.2 ms later"),
             "{table}"
         );
     }

@@ -1,7 +1,9 @@
 //! The connections that are open at the same time.
 //!
-//! When all places are taken, a further connection waits for at most about a second. Then the oldest connection of the host that has
-//! the most is closed for it. So slow clients, however many, do not keep a scrape out.
+//! When all places are taken, the oldest connection of the host that has the most is closed for a further one. If that host has more than
+//! a quarter of the places, this happens at once, and otherwise when the connection is a second old. So slow clients of a few
+//! hosts do not keep a scrape by another host out. Clients of many hosts that connect again and again may keep it out: only a
+//! firewall helps then.
 
 use plover_fabric::most_crowded;
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 pub struct Places {
     /// How many there are.
     max: usize,
-    /// How long each connection keeps its place at least.
+    /// How long each connection keeps its place at least, unless its host has more than a quarter of them.
     kept_for: Duration,
     /// The open connections, oldest first.
     open: Mutex<Vec<Open>>,
@@ -69,17 +71,19 @@ impl Places {
         }
     }
 
-    /// Closes the oldest connection of the host that has the most, if it has had its time. Returns after how long to look
-    /// again.
+    /// Closes the oldest connection of the host that has the most, if it has had its time, or the host has too many. Returns after
+    /// how long to look again.
     fn close_one(&self, open: &mut [Open]) -> Duration {
         let mut living: Vec<_> = open.iter_mut().filter(|it| !it.is_closed).collect();
         let hosts: Vec<&str> = living.iter().map(|it| &*it.host).collect();
         let crowded = most_crowded(&hosts);
+        let same = |host: &&&str| Some(*host) == hosts.get(crowded);
+        let has_too_many = hosts.iter().filter(same).count() > self.max / 4;
         let Some(crowded) = living.get_mut(crowded) else {
             return self.kept_for;
         };
         let rest = self.kept_for.saturating_sub(crowded.since.elapsed());
-        if !rest.is_zero() {
+        if !rest.is_zero() && !has_too_many {
             return rest;
         }
         crowded.is_closed = true;
@@ -119,17 +123,33 @@ mod tests {
     use std::io::Read;
     use std::net::TcpListener;
 
-    #[test]
-    fn the_host_that_has_the_most_connections_makes_room() {
+    /// A server with this many places, and a client of it from a host.
+    fn server(max: usize, kept_for: Duration) -> (Arc<Places>, impl Fn([u8; 4]) -> TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let places = Places::new(3, Duration::from_millis(10));
-        let enter = |host: [u8; 4]| {
+        let places = Places::new(max, kept_for);
+        let of = Arc::clone(&places);
+        let enter = move |host: [u8; 4]| {
             let client = TcpStream::connect(address).unwrap();
-            let place = places.enter(listener.accept().unwrap().0, host.into());
+            let place = of.enter(listener.accept().unwrap().0, host.into());
             std::thread::spawn(move || place.stream().read_to_end(&mut Vec::new()).is_ok());
             client
         };
+        (places, enter)
+    }
+
+    /// The test would wait for an hour otherwise.
+    #[test]
+    fn a_host_that_has_more_than_a_quarter_makes_room_at_once() {
+        let (places, enter) = server(4, Duration::from_secs(3600));
+        let _clients: Vec<_> = (0..40).map(|_| enter([192, 0, 2, 1])).collect();
+        let _other = enter([192, 0, 2, 2]);
+        assert_eq!(places.taken(), 4);
+    }
+
+    #[test]
+    fn the_host_that_has_the_most_connections_makes_room() {
+        let (places, enter) = server(3, Duration::from_millis(10));
         let mut alone = enter([192, 0, 2, 1]);
         let mut many = [2; 3].map(|host| enter([192, 0, 2, host]));
         assert_eq!(places.taken(), 3);

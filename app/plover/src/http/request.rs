@@ -4,11 +4,12 @@ use super::Page;
 use httparse::{EMPTY_HEADER, Error, Header, Status};
 use std::io::{self, Read};
 
-/// The longest head: the line of the request and its headers. That of a browser has about 1 KiB.
-const HEAD_BYTES_MAX: usize = 8 << 10;
+/// The longest head: the line of the request and its headers. That of a browser has about 1 KiB, and the cookies of all other ports
+/// of the same host name.
+const HEAD_BYTES_MAX: usize = 32 << 10;
 
 /// The most headers of a request. A browser sends about 20.
-const HEADERS_MAX: usize = 64;
+const HEADERS_MAX: usize = 128;
 
 /// A request, without its body.
 #[derive(Debug)]
@@ -48,17 +49,22 @@ impl Unfit {
 impl Request {
     /// Reads until the head has ended, and perhaps something of what follows it.
     pub fn read(mut from: impl Read) -> Result<Self, Unfit> {
-        let mut head = [0; HEAD_BYTES_MAX];
+        let mut head = vec![0; HEAD_BYTES_MAX];
         let mut len = 0;
         while len < head.len() {
+            let before = len;
             len += match from.read(&mut head[len..]) {
                 Ok(0) if len > 0 => return Err(Unfit::Malformed("it ends in its head".into())),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 Ok(0) | Err(_) => return Err(Unfit::Gone),
                 Ok(count) => count,
             };
-            if let Some(request) = Self::parse(&head[..len])? {
-                return Ok(request);
+            // A head ends with a line. The first bytes tell what is no HTTP at all, such as TLS. So a client that sends one byte at a
+            // time does not have the whole head parsed for each of them.
+            if before == 0 || head[before..len].contains(&b'\n') {
+                if let Some(request) = Self::parse(&head[..len])? {
+                    return Ok(request);
+                }
             }
         }
         Err(Unfit::TooLong)

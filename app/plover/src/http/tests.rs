@@ -8,7 +8,7 @@ const SOON: Duration = Duration::from_millis(50);
 /// Longer than any step of a test takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server that closes no connection before its client does. Each test shortens the limit that it is about.
+/// A server that closes no connection before its client does, while it has places. Each test shortens the limit that it is about.
 const PATIENT: Limits = Limits {
     head_within: HOUR,
     answer_within: HOUR,
@@ -131,13 +131,14 @@ fn foreign_names_are_refused_on_a_loopback_address_alone() {
 fn bodies_are_neither_waited_for_nor_made_room_for() {
     let bench = Bench::start(Limits {
         rest_within: SOON,
+        connections: 12,
         ..PATIENT
     });
     let announced = [10, 1 << 40, u64::MAX];
     let clients: Vec<_> = announced
         .into_iter()
         .cycle()
-        .take(3 * PATIENT.connections)
+        .take(12)
         .map(|bytes| {
             bench.send(format!(
                 "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {bytes}\r\n\r\n"
@@ -195,9 +196,9 @@ fn a_request_that_is_none_is_told_so() {
 fn a_head_that_is_too_long_is_told_so() {
     let bench = Bench::start(PATIENT);
     for headers in [
-        format!("X: {}", "x".repeat(20_000)),
-        "x".repeat(20_000),
-        "X: x\r\n".repeat(100),
+        format!("X: {}", "x".repeat(40_000)),
+        "x".repeat(40_000),
+        "X: x\r\n".repeat(200),
     ] {
         let begin = "GET / HTTP/1.1\r\nHost: localhost\r\n";
         let answer = bench.answer_to(begin.to_owned() + &headers);

@@ -2,6 +2,9 @@
 
 use crate::target::Target;
 use serde_json::{Value, json};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a replica may take to answer. Prometheus itself waits for 10 s by default.
@@ -26,20 +29,69 @@ impl Answer {
     }
 }
 
+/// The answers to all scrapes. The replicas are asked once at a time, however many scrapes there are.
+#[derive(Debug, Default)]
+pub struct Answers {
+    /// The last answers, and when they were complete.
+    last: Mutex<Option<(Instant, Arc<Vec<Answer>>)>>,
+}
+
+impl Answers {
+    /// Asks all replicas. A scrape that has waited while they were asked for another one gets the same answers.
+    pub fn of(&self, targets: &[Target]) -> Arc<Vec<Answer>> {
+        let came = Instant::now();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((complete, answers)) if came < *complete => Arc::clone(answers),
+            _ => {
+                let answers = Arc::new(ask_all(targets));
+                *last = Some((Instant::now(), Arc::clone(&answers)));
+                answers
+            }
+        }
+    }
+}
+
 /// Asks all of them at the same time, so that one that hangs delays no other.
-pub fn ask_all(targets: &[Target]) -> Vec<Answer> {
-    std::thread::scope(|scope| {
+fn ask_all(targets: &[Target]) -> Vec<Answer> {
+    thread::scope(|scope| {
         let threads: Vec<_> = targets
             .iter()
-            .map(|target| scope.spawn(|| Answer::of(target)))
+            .map(|target| thread::Builder::new().spawn_scoped(scope, move || Answer::of(target)))
             .collect();
-        let answer = |thread: std::thread::ScopedJoinHandle<'_, Answer>| {
-            let silent = Answer {
+        // No thread is to be had when the host is short of tasks or memory.
+        let answer = |thread: io::Result<ScopedJoinHandle<'_, Answer>>| {
+            let joined = thread.ok().and_then(|thread| thread.join().ok());
+            joined.unwrap_or(Answer {
                 status: None,
                 took: ANSWER_WITHIN,
-            };
-            thread.join().unwrap_or(silent)
+            })
         };
         threads.into_iter().map(answer).collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scrape_that_waits_gets_the_answers_to_the_one_before() {
+        let answers = Answers::default();
+        let first = answers.of(&[]);
+        assert!(
+            !Arc::ptr_eq(&first, &answers.of(&[])),
+            "one that comes later asks anew"
+        );
+        let waited = thread::scope(|scope| {
+            let mut last = answers.last.lock().unwrap();
+            let waits = scope.spawn(|| answers.of(&[]));
+            // Later than the thread can come.
+            let complete = Instant::now() + Duration::from_secs(3600);
+            *last = Some((complete, Arc::clone(&first)));
+            drop(last);
+            waits.join().unwrap()
+        });
+        assert!(Arc::ptr_eq(&first, &waited));
+    }
 }

@@ -39,7 +39,7 @@ impl Form {
 /// All metrics of these answers.
 pub fn encode(
     targets: &Arc<Vec<Target>>,
-    answers: Vec<Answer>,
+    answers: Arc<Vec<Answer>>,
     form: Form,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(super::PREFIX);
@@ -56,7 +56,7 @@ pub fn encode(
 #[derive(Debug)]
 struct Scrape {
     targets: Arc<Vec<Target>>,
-    answers: Vec<Answer>,
+    answers: Arc<Vec<Answer>>,
 }
 
 impl Collector for Scrape {
@@ -65,7 +65,7 @@ impl Collector for Scrape {
             let samples: Vec<_> = self
                 .targets
                 .iter()
-                .zip(&self.answers)
+                .zip(self.answers.iter())
                 .flat_map(|(target, answer)| {
                     let samples = metric.from.samples(answer).into_iter();
                     samples.map(move |sample| (labels(target, &sample), sample))

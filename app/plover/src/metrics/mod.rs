@@ -6,7 +6,8 @@
 //! ```
 //!
 //! This is a process of its own beside the replica, so that the replica's loop has nothing to do with HTTP
-//! and its clients. It keeps no figures: each request asks the replica anew. A replica that hangs, or does
+//! and its clients. It keeps no figures: each request asks the replica anew, but for requests that come while it is being
+//! asked already: those get the same answer. A replica that hangs, or does
 //! not run, is `plover_up 0` within a second.
 
 mod answer;
@@ -19,6 +20,7 @@ mod tests;
 use crate::http::{self, Page, Request};
 use crate::output;
 use crate::target::{self, Target};
+use answer::Answers;
 use anyhow::Result;
 use encode::Form;
 use std::net::SocketAddr;
@@ -38,8 +40,9 @@ pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
         .iter()
         .map(|config| Target::of(config, answer::ANSWER_WITHIN));
     let targets = Arc::new(targets.collect::<Vec<_>>());
+    let answers = Answers::default();
     http::serve(listen, "metrics are", "/metrics", move |request| {
-        page(request, &targets)
+        page(request, &targets, &answers)
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -52,11 +55,11 @@ pub fn list() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn page(request: &Request, targets: &Arc<Vec<Target>>) -> Page {
+fn page(request: &Request, targets: &Arc<Vec<Target>>, answers: &Answers) -> Page {
     match request.path_and_query().0 {
         "/metrics" => {
             let form = Form::wanted(request.header("Accept"));
-            match encode::encode(targets, answer::ask_all(targets), form) {
+            match encode::encode(targets, answers.of(targets), form) {
                 Ok(text) => Page::ok(form.content_type(), text),
                 Err(error) => Page::text(500, format!("{error}\n")),
             }

@@ -92,7 +92,7 @@ pub const METRICS: &[Metric] = &[
     metric("suspicions", Counter, None, &[], Number("/suspicions"), "How often the replica took the leader for dead"),
     metric("depositions", Counter, None, &[], Number("/times_deposed"), "How often others deposed the replica while it led and was alive: it was suspected wrongly, or cut off. A lead that it gave up itself does not count"),
     metric("suspected_after", Gauge, Some(Seconds), &[], Micros("/suspected_after_us"), "How long the leader may be silent at present before the replica suspects it"),
-    metric("takeovers", Counter, None, &["how"], PerKey("/takeovers", "how"), "How often the replica has taken over: after the leader's silence, a report of its death, or a handover"),
+    metric("takeovers", Counter, None, &["how"], PerKey("/takeovers", "how"), "How often the replica has taken over: after the leader's silence, a report of its death, a handover, or the end of a leader that was told to stop"),
     metric("handovers", Counter, None, &["why"], PerKey("/handovers", "why"), "How often the replica gave up the lead because its own host was at fault: its uplink was down, or QEMU or a disk did not answer in time"),
     metric("last_takeover_timestamp", Gauge, Some(Seconds), &[], Number("/last_failover/unix_s"), "When the replica last took over, in Unix time"),
     metric("last_takeover", Gauge, Some(Seconds), &["part"], Many(read::last_takeover), "The parts of the last takeover: silence of the old leader, until elected, until serving"),

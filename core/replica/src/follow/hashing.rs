@@ -1,12 +1,12 @@
 //! The secondary says which pages it has written, and the hashes of those that either side has.
 
-use super::stage::Narrowed;
 use super::{EarlyDirty, LeaderDirty, Stage};
 use crate::api::{Action, Role};
 use crate::hash_keys::SyncKeys;
 use crate::jobs::Job;
 use crate::replica::Replica;
 use plover_syncvm::message::Body;
+use plover_syncvm::subpages::PAGES_ASKED_MAX;
 use plover_syncvm::{HashReport, Staging};
 use plover_types::{Digest, PageNo, PageSet, Runs, SyncNo};
 
@@ -25,8 +25,7 @@ impl Replica {
         let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
             return self.cx.cut_leader("dirty pages outside the guest");
         };
-        let guess = Narrowed::default();
-        let dirty = LeaderDirty { set, keys, guess };
+        let dirty = LeaderDirty { set, keys };
         match self.follow_stage(sync) {
             Some(
                 Stage::Draining { leaders, .. }
@@ -82,39 +81,22 @@ impl Replica {
         let (Some(_), Some(theirs)) = (&own, leaders.take_if(|_| own.is_some())) else {
             return;
         };
-        let LeaderDirty { set, keys, guess } = theirs;
-        let number = follow.sync;
-        let is_unhashed = cx.sends_unhashed();
-        let narrowed = if is_unhashed {
-            Narrowed::default()
-        } else {
-            guess
-        };
-        let guess = narrowed.0.clone();
+        let (number, keys) = (follow.sync, theirs.keys);
         // Even if this sync fails, these pages may differ until one succeeds.
-        cx.memory.ledger.owe(&set);
+        cx.memory.ledger.owe(&theirs.set);
         follow.stage = Stage::Receiving {
             stopped: std::mem::take(stopped),
             own: own.take().unwrap_or_default(),
             keys,
-            narrowed,
+            narrowed: Default::default(),
             staging: Staging::new(number, cx.memory.ledger.owed().clone()),
         };
-        if is_unhashed {
+        if cx.sends_unhashed() {
             return self.send_hashes(number, &[]);
         }
         let pages: Vec<PageNo> = cx.memory.ledger.owed().iter().collect();
         let (job, key) = (Job::FollowSync(number), keys.pages);
         cx.ask(job, |job| Action::Hash { job, key, pages });
-        if !guess.is_empty() {
-            self.hash_subpages(number, keys, guess);
-        }
-    }
-
-    fn hash_subpages(&mut self, number: SyncNo, keys: SyncKeys, pages: Vec<PageNo>) {
-        let (job, key) = (Job::FollowSync(number), keys.subpages);
-        self.cx
-            .ask(job, |job| Action::HashSubpages { job, key, pages });
     }
 
     pub(crate) fn follow_hashed(&mut self, number: SyncNo, digests: &[Digest]) {
@@ -149,42 +131,27 @@ impl Replica {
         }
     }
 
-    /// The leader knows which pages differ, or takes them for divergent, and wants to know where.
+    /// The leader knows which pages differ and wants to know where.
     pub(crate) fn follow_subpages(&mut self, number: SyncNo, runs: &Runs, heard: u64) {
-        let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
-            return self.cx.cut_leader("divergent pages outside the guest");
+        let set = runs.to_set(self.cx.config.layout.pages());
+        let Some(set) = set.filter(|set| set.len() as usize <= PAGES_ASKED_MAX) else {
+            return self
+                .cx
+                .cut_leader("divergent pages outside the guest, or too many of them");
         };
-        let pages: Vec<PageNo> = set.iter().collect();
-        let (view, asked) = (self.cx.group.view, (pages.clone(), heard));
-        match self.follow_stage(number) {
-            Some(Stage::Receiving { keys, narrowed, .. }) => {
-                if !narrowed.0.is_empty() {
-                    return self.cx.cut_leader(
-                        "another list of divergent pages before the first was answered",
-                    );
-                }
-                *narrowed = asked;
-                let keys = *keys;
-                self.hash_subpages(number, keys, pages);
-            }
-            // A guess, which comes with the leader's dirty pages.
-            Some(
-                Stage::Draining { leaders, .. }
-                | Stage::Pausing { leaders, .. }
-                | Stage::Scanning { leaders, .. },
-            ) => {
-                if let Some(dirty) = leaders {
-                    dirty.guess = asked;
-                }
-            }
-            Some(_) => {}
-            None => {
-                let early = self.early_dirty.as_mut();
-                if let Some(early) = early.filter(|it| it.sync == number && it.view == view) {
-                    early.dirty.guess = asked;
-                }
-            }
+        let Some(Stage::Receiving { keys, narrowed, .. }) = self.follow_stage(number) else {
+            return;
+        };
+        if !narrowed.0.is_empty() {
+            return self
+                .cx
+                .cut_leader("another list of divergent pages before the first was answered");
         }
+        let (key, pages) = (keys.subpages, set.iter().collect::<Vec<_>>());
+        *narrowed = (pages.clone(), heard);
+        let job = Job::FollowSync(number);
+        self.cx
+            .ask(job, |job| Action::HashSubpages { job, key, pages });
     }
 
     pub(crate) fn follow_subpages_hashed(&mut self, number: SyncNo, hashes: &[u64]) {

@@ -6,16 +6,11 @@ use plover_matching::Translation;
 use plover_syncvm::{Staged, Staging};
 use plover_types::{Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View};
 
-/// Pages whose subpage hashes the leader asks for, and the mark of those that it remembers.
-pub(super) type Narrowed = (Vec<PageNo>, u64);
-
 /// The leader's dirty pages, and the keys of its sync.
 #[derive(Debug)]
 pub(super) struct LeaderDirty {
     pub(super) set: PageSet,
     pub(super) keys: SyncKeys,
-    /// Those that the leader takes for divergent.
-    pub(super) guess: Narrowed,
 }
 
 /// Those that came before the log entry of their syncvm, which takes another lane.
@@ -71,8 +66,9 @@ pub(super) enum Stage {
         stopped: Stopped,
         own: Runs,
         keys: SyncKeys,
-        /// Those whose subpage hashes are being made.
-        narrowed: Narrowed,
+        /// The divergent pages whose subpage hashes are being made, and the mark of those that the leader
+        /// remembers.
+        narrowed: (Vec<PageNo>, u64),
         staging: Staging,
     },
     /// The pages that a reset may write are saved aside.

@@ -14,8 +14,8 @@ use plover_syncvm::SyncMessage;
 use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::Body;
 use plover_types::{
-    Frame, HashKey, Index, MachineWords, PAGE_BYTES, PageNo, PageSet, ReplicaId, SUBPAGES_PER_PAGE,
-    SyncNo, Unconsumed, View, Viewstamp, wire,
+    Frame, HashKey, Index, MachineWords, PAGE_BYTES, PageNo, PageSet, ReplicaId, SyncNo,
+    Unconsumed, View, Viewstamp, wire,
 };
 
 const KEY: [u8; 32] = [7; 32];
@@ -224,35 +224,6 @@ fn the_leaders_pages_may_come_before_the_cut() {
     replica.follow_scanned(SyncNo(1), &pages(&[]));
     let hashes = |a: &Action| matches!(a, Action::Hash { .. });
     assert!(taken(&mut replica).iter().any(hashes));
-}
-
-/// A leader takes pages for divergent before both lists are known.
-#[test]
-fn subpages_that_are_asked_for_early_are_hashed_after_the_pages() {
-    let mut replica = secondary(VSMR.policy);
-    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), SyncKeys::xxh3(KEY));
-    replica.follow_subpages(SyncNo(1), &pages(&[5]).to_runs(), 0);
-    cut(&mut replica, 1);
-    replica.cx.guest.activity.is_idle = true;
-    replica.tick_follow();
-    replica.follow_paused(Unconsumed::default());
-    replica.follow_scanned(SyncNo(1), &pages(&[2]));
-    let asked = taken(&mut replica)
-        .into_iter()
-        .filter_map(|action| match action {
-            Action::Hash { pages, .. } => Some(("pages", pages)),
-            Action::HashSubpages { pages, .. } => Some(("subpages", pages)),
-            _ => None,
-        });
-    let union = vec![PageNo(2), PageNo(5)];
-    assert_eq!(
-        asked.collect::<Vec<_>>(),
-        [("pages", union), ("subpages", vec![PageNo(5)])]
-    );
-    // The leader asks again once it has the answer.
-    replica.follow_subpages_hashed(SyncNo(1), &[0; SUBPAGES_PER_PAGE]);
-    replica.follow_subpages(SyncNo(1), &pages(&[2]).to_runs(), 0);
-    assert_eq!(cut_off(&taken(&mut replica)), []);
 }
 
 /// The leader has given a sync up, and its pages of the next one come before the cut of the first.

@@ -36,7 +36,7 @@ use crate::guest::{Arrange, Power};
 use crate::members::MemberOrder;
 use crate::planned::Switchover;
 use apus::EntryKind;
-use plover_types::{Frame, Index, Micros, PageNo, ReplicaId, ReplicaSet, Unconsumed};
+use plover_types::{Frame, Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
 /// How long a new leader answers clients before it copies its guest to another replica. Requests have waited during the
 /// failover, and the end of the copy pauses the guest for longer than most answers take.
@@ -54,8 +54,6 @@ pub(crate) struct Leader {
     pub slot: Slot,
     /// The running syncvm.
     pub sync: Option<LeadSync>,
-    /// The pages that have differed at the last one whose pages were compared.
-    divergent: Vec<PageNo>,
     pub matching: Matching,
     pub clean: CleanReplies,
     /// The running attempt to bring up a secondary.
@@ -87,7 +85,6 @@ impl Leader {
             last_input_proposed: Index(0),
             slot: Slot::new(now),
             sync: None,
-            divergent: Vec::new(),
             matching: Matching::new(config),
             clean: CleanReplies::new(),
             join: None,

@@ -30,7 +30,7 @@ mod unhashed;
 
 use self::checkpoint::{Copying, Sending};
 use self::comparing::Exchange;
-use self::subpages::{Asked, Narrowing};
+use self::subpages::Narrowing;
 use self::transfer::Transfer;
 use self::unhashed::begin_listing;
 use super::Leader;
@@ -103,8 +103,8 @@ enum Stage {
     Ordering,
     Pausing,
     Scanning(Cut),
-    /// Both sides' dirty pages are hashed; and the subpages of those that are likely to differ.
-    Exchanging(Cut, Exchange, Option<Asked>),
+    /// Both sides' dirty pages are hashed.
+    Exchanging(Cut, Exchange),
     /// Nothing is hashed; the secondary's dirty pages are awaited.
     Listing(Cut),
     /// The subpages of divergent pages are compared.
@@ -166,7 +166,7 @@ impl LeadSync {
     pub fn waits_for_secondary(&self) -> bool {
         match &self.stage {
             Stage::Listing(_) | Stage::Sending(..) | Stage::Acknowledging(..) => true,
-            Stage::Exchanging(_, exchange, _) => exchange.waits_for_theirs(),
+            Stage::Exchanging(_, exchange) => exchange.waits_for_theirs(),
             Stage::Narrowing(_, narrowing) => narrowing.waits_for_theirs(),
             Stage::Transferring(cut, transfer) => cut.device.is_some() && transfer.is_read(),
             Stage::Ordering
@@ -182,7 +182,7 @@ impl LeadSync {
         match self.stage {
             Stage::Ordering | Stage::Pausing | Stage::Acknowledged => (None, Unconsumed::default()),
             Stage::Scanning(cut)
-            | Stage::Exchanging(cut, ..)
+            | Stage::Exchanging(cut, _)
             | Stage::Listing(cut)
             | Stage::Narrowing(cut, _)
             | Stage::Transferring(cut, _)
@@ -196,7 +196,7 @@ impl LeadSync {
     fn cut_mut(&mut self) -> Option<&mut Cut> {
         match &mut self.stage {
             Stage::Scanning(cut)
-            | Stage::Exchanging(cut, ..)
+            | Stage::Exchanging(cut, _)
             | Stage::Listing(cut)
             | Stage::Narrowing(cut, _)
             | Stage::Transferring(cut, _)
@@ -339,10 +339,7 @@ impl Leader {
                 begin_listing(cx, &mut run);
                 Stage::Listing(cut)
             }
-            Stage::Scanning(cut) => {
-                let (exchange, guess) = Exchange::begin(cx, &mut run, pages, &self.divergent);
-                Stage::Exchanging(cut, exchange, guess)
-            }
+            Stage::Scanning(cut) => Stage::Exchanging(cut, Exchange::begin(cx, &mut run, pages)),
             stage => stage,
         };
         self.sync = Some(LeadSync { run, stage });

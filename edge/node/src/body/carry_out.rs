@@ -434,9 +434,12 @@ impl Body {
                 );
             }
         }
-        self.failover.note(clock::now(), &note, || {
-            self.replica.status().suspected_after
-        });
+        self.failover.note(
+            clock::now(),
+            &note,
+            |peer| self.relay.has_stopped(peer),
+            || self.replica.status().suspected_after,
+        );
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);
         }

@@ -14,6 +14,8 @@ enum Notice {
     Report,
     /// It has handed over.
     HandedOver,
+    /// It was told to end, and had said so. If its silence was noticed first, this is how long that was.
+    Stopped(Option<Micros>),
 }
 
 /// The moments of a takeover.
@@ -21,6 +23,9 @@ enum Notice {
 pub(super) struct Failover {
     /// The leader that this replica follows.
     follows: Option<ReplicaId>,
+    /// The other replica that led last, until this one serves. Without one, this replica takes over from nobody: the group has
+    /// begun, or this replica led last itself.
+    predecessor: Option<ReplicaId>,
     /// When and how the loss of the last leader was noticed first. Another leader that is followed ends that. An outage has no
     /// longest time: a witness may be away, or a host is yet to be fenced.
     noticed: Option<(Micros, Notice)>,
@@ -29,20 +34,44 @@ pub(super) struct Failover {
     by_silence: u64,
     by_report: u64,
     handed_over: u64,
+    stopped: u64,
 }
 
 impl Failover {
-    /// Takes a note of the brain.
-    pub fn note(&mut self, now: Micros, note: &Note, suspected_after: impl FnOnce() -> Micros) {
+    /// Takes a note of the brain. `has_stopped` tells whether a replica has said that it was told to end.
+    pub fn note(
+        &mut self,
+        now: Micros,
+        note: &Note,
+        has_stopped: impl Fn(ReplicaId) -> bool,
+        suspected_after: impl FnOnce() -> Micros,
+    ) {
         match note {
-            Note::Suspected { .. } => self.notice(now, Notice::Silence(suspected_after())),
+            Note::Suspected { .. } => {
+                let span = suspected_after();
+                let how = match self.predecessor.is_some_and(has_stopped) {
+                    true => Notice::Stopped(Some(span)),
+                    false => Notice::Silence(span),
+                };
+                self.notice(now, how);
+            }
             // The death of another follower is no loss of the leader.
             Note::DeathReported { peer } if self.follows == Some(*peer) => {
-                self.notice(now, Notice::Report);
+                let how = match has_stopped(*peer) {
+                    true => Notice::Stopped(None),
+                    false => Notice::Report,
+                };
+                self.notice(now, how);
             }
             Note::Succeeds { .. } => self.notice(now, Notice::HandedOver),
             Note::Elected { .. } => self.elected = Some(now),
             Note::Serving { .. } => self.serves(now),
+            // The guest is lost. A guest that begins after that takes over from nobody.
+            Note::GroupEmpty { .. } => {
+                self.predecessor = None;
+                self.noticed = None;
+                self.elected = None;
+            }
             _ => {}
         }
     }
@@ -51,6 +80,7 @@ impl Failover {
     pub fn follow(&mut self, leader: Option<ReplicaId>) {
         self.follows = leader;
         if leader.is_some() {
+            self.predecessor = leader;
             self.noticed = None;
             self.elected = None;
         }
@@ -71,18 +101,24 @@ impl Failover {
             "silence": self.by_silence,
             "reported": self.by_report,
             "handed_over": self.handed_over,
+            "stopped": self.stopped,
         })
     }
 
     fn serves(&mut self, now: Micros) {
+        let led_before = self.predecessor.take().is_some();
         let (Some((noticed, how)), Some(elected)) = (self.noticed.take(), self.elected.take())
         else {
             return;
         };
+        if !led_before {
+            return;
+        }
         let (how, silence, count) = match how {
             Notice::Silence(span) => ("silence", Some(span.0), &mut self.by_silence),
             Notice::Report => ("reported", None, &mut self.by_report),
             Notice::HandedOver => ("handed over", None, &mut self.handed_over),
+            Notice::Stopped(span) => ("stopped", span.map(|span| span.0), &mut self.stopped),
         };
         *count += 1;
         let unix = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -150,34 +186,35 @@ mod tests {
     const SPAN: Micros = Micros::from_ms(75);
 
     fn note(failover: &mut Failover, ms: u64, note: &Note) {
-        failover.note(Micros::from_ms(ms), note, || SPAN);
+        failover.note(Micros::from_ms(ms), note, |_| false, || SPAN);
     }
 
     #[test]
     fn a_failover_has_three_parts() {
         let view = View(17);
         let mut failover = Failover::default();
-        let span = Micros::from_ms(75);
-        failover.note(Micros::from_ms(1), &Note::Serving { view }, || span);
+        note(&mut failover, 1, &Note::Serving { view });
         assert_eq!(
             *failover.last(),
             Value::Null,
             "the first leader took over from nobody"
         );
-        failover.note(Micros::from_ms(100), &Note::Suspected { view }, || span);
-        failover.note(Micros::from_ms(112), &Note::Elected { view }, || span);
-        failover.note(Micros::from_ms(115), &Note::Serving { view }, || span);
+        failover.follow(Some(ReplicaId(0)));
+        note(&mut failover, 100, &Note::Suspected { view });
+        note(&mut failover, 112, &Note::Elected { view });
+        note(&mut failover, 115, &Note::Serving { view });
         let last = failover.last().clone();
         assert_eq!(last["how"], "silence");
         assert_eq!(last["noticed_us"], 75_000);
         assert_eq!(last["elected_us"], 12_000);
         assert_eq!(last["serving_us"], 3_000);
-        failover.note(Micros::from_ms(200), &Note::Succeeds { view }, || span);
-        failover.note(Micros::from_ms(204), &Note::Elected { view }, || span);
-        failover.note(Micros::from_ms(206), &Note::Serving { view }, || span);
+        failover.follow(Some(ReplicaId(2)));
+        note(&mut failover, 200, &Note::Succeeds { view });
+        note(&mut failover, 204, &Note::Elected { view });
+        note(&mut failover, 206, &Note::Serving { view });
         assert_eq!(failover.last()["how"], "handed over");
         assert_eq!(failover.last()["noticed_us"], Value::Null);
-        let counts = json!({"silence": 1, "reported": 0, "handed_over": 1});
+        let counts = json!({"silence": 1, "reported": 0, "handed_over": 1, "stopped": 0});
         assert_eq!(failover.counts(), counts);
     }
 
@@ -224,6 +261,57 @@ mod tests {
             note(&mut failover, 102, &Note::Elected { view });
             note(&mut failover, 103, &Note::Serving { view });
             assert_eq!(failover.last()["how"], how);
+        }
+    }
+
+    #[test]
+    fn a_leader_that_is_elected_again_has_taken_over_from_nobody() {
+        let view = View(17);
+        let mut failover = Failover::default();
+        failover.follow(Some(ReplicaId(0)));
+        for ms in [100, 200] {
+            note(&mut failover, ms, &Note::Suspected { view });
+            failover.follow(None);
+            note(&mut failover, ms + 1, &Note::Elected { view });
+            note(&mut failover, ms + 2, &Note::Serving { view });
+            assert_eq!(failover.counts()["silence"], 1);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_boots_after_a_total_loss_has_taken_over_from_nobody() {
+        let view = View(17);
+        let mut failover = Failover::default();
+        failover.follow(Some(ReplicaId(0)));
+        note(&mut failover, 100, &Note::Suspected { view });
+        failover.follow(None);
+        note(&mut failover, 200, &Note::GroupEmpty { fresh: false });
+        note(&mut failover, 9_000_000, &Note::Elected { view });
+        note(&mut failover, 9_000_001, &Note::Serving { view });
+        assert_eq!(*failover.last(), Value::Null);
+        assert_eq!(failover.counts()["silence"], 0);
+    }
+
+    /// Of two replicas neither hands over: the other one goes on when its process has ended.
+    #[test]
+    fn the_end_of_a_leader_that_was_told_to_end_counts_apart() {
+        let view = View(17);
+        let peer = ReplicaId(0);
+        let (dead, silent) = (Note::DeathReported { peer }, Note::Suspected { view });
+        for (noticed, span) in [(dead, None), (silent, Some(SPAN.0))] {
+            for told in [0, 2] {
+                let mut failover = Failover::default();
+                failover.follow(Some(peer));
+                let has_stopped = |it: ReplicaId| it.0 == told;
+                failover.note(Micros::from_ms(100), &noticed, has_stopped, || SPAN);
+                failover.follow(None);
+                note(&mut failover, 101, &Note::Elected { view });
+                note(&mut failover, 102, &Note::Serving { view });
+                let was_told = told == peer.0;
+                assert_eq!(failover.last()["how"] == "stopped", was_told);
+                assert_eq!(failover.last()["noticed_us"], json!(span));
+                assert_eq!(failover.counts()["stopped"], u64::from(was_told));
+            }
         }
     }
 

@@ -540,7 +540,7 @@ function curves(points, read, x, y, place) {
 
 // ---- Failovers
 
-const HOW = { silence: "its silence", reported: "a report of its death", "handed over": "it handed over" };
+const HOW = { silence: "its silence", reported: "a report of its death", "handed over": "it handed over", stopped: "it was told to stop" };
 
 function renderFailovers(group) {
   if (group.failovers.length === 0) {

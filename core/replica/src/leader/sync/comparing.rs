@@ -3,7 +3,7 @@
 //! Own pages are hashed while the secondary's list is on its way; only pages that the secondary alone
 //! has written are hashed after it.
 
-use super::subpages::Asked;
+use super::subpages::Narrowing;
 use super::{Cut, LeadSync, Run, Stage};
 use crate::api::Action;
 use crate::context::Context;
@@ -40,20 +40,13 @@ pub(super) enum Exchange {
 }
 
 impl Exchange {
-    /// Tells the secondary what this side has written, and has it hashed. Asks both sides about the subpages of those
-    /// pages among them that have differed at the last syncvm.
-    pub fn begin(
-        cx: &mut Context,
-        run: &mut Run,
-        pages: Vec<PageNo>,
-        last_divergent: &[PageNo],
-    ) -> (Self, Option<Asked>) {
+    /// Tells the secondary what this side has written, and has it hashed.
+    pub fn begin(cx: &mut Context, run: &mut Run, pages: Vec<PageNo>) -> Self {
         run.send_dirty(cx);
-        let guess = Asked::guess(cx, run, last_divergent);
         run.enter(Phase::Hash, cx.now);
         run.hash(cx, pages.clone());
         cx.note_phase(run.sync, Phase::Hash);
-        (Self::Hashing(pages, None), guess)
+        Self::Hashing(pages, None)
     }
 
     /// Whether this side's part is done.
@@ -159,9 +152,9 @@ impl Leader {
         };
         let (fits, stage) = match stage {
             Stage::Listing(cut) => return self.on_listed(cx, run, cut, &set),
-            Stage::Exchanging(cut, mut exchange, guess) => {
+            Stage::Exchanging(cut, mut exchange) => {
                 let fits = exchange.hear(set, (first, total), digests);
-                (fits, Stage::Exchanging(cut, exchange, guess))
+                (fits, Stage::Exchanging(cut, exchange))
             }
             stage => (false, stage),
         };
@@ -178,15 +171,15 @@ impl Leader {
         };
         run.last_progress = cx.now;
         let stage = match stage {
-            Stage::Exchanging(cut, Exchange::Hashing(pages, theirs), guess) => {
+            Stage::Exchanging(cut, Exchange::Hashing(pages, theirs)) => {
                 run.enter(Phase::Exchange, cx.now);
                 cx.note_phase(number, Phase::Exchange);
                 let own = Hashes { pages, digests };
-                Stage::Exchanging(cut, Exchange::Hashed(own, theirs), guess)
+                Stage::Exchanging(cut, Exchange::Hashed(own, theirs))
             }
-            Stage::Exchanging(cut, Exchange::HashingTheirs(own, pages, theirs), guess) => {
+            Stage::Exchanging(cut, Exchange::HashingTheirs(own, pages, theirs)) => {
                 let union = own.merged(pages, digests);
-                return self.compare(cx, run, (cut, guess), &union, &theirs);
+                return self.compare(cx, run, cut, &union, &theirs);
             }
             stage => stage,
         };
@@ -197,14 +190,14 @@ impl Leader {
     /// Compares once both lists are whole, or has the pages hashed that are only in the secondary's.
     fn compare_when_whole(&mut self, cx: &mut Context) {
         let whole = |sync: &mut LeadSync| match &sync.stage {
-            Stage::Exchanging(_, Exchange::Hashed(_, Some(theirs)), _) => {
+            Stage::Exchanging(_, Exchange::Hashed(_, Some(theirs))) => {
                 theirs.digests.len() == theirs.total as usize
             }
             _ => false,
         };
         let Some(LeadSync {
             mut run,
-            stage: Stage::Exchanging(cut, Exchange::Hashed(own, Some(theirs)), guess),
+            stage: Stage::Exchanging(cut, Exchange::Hashed(own, Some(theirs))),
         }) = self.sync.take_if(whole)
         else {
             return;
@@ -215,11 +208,11 @@ impl Leader {
         cx.memory.ledger.owe(&theirs.set);
         let more: Vec<PageNo> = more.iter().collect();
         if more.is_empty() {
-            return self.compare(cx, run, (cut, guess), &own, &theirs);
+            return self.compare(cx, run, cut, &own, &theirs);
         }
         run.enter(Phase::Hash, cx.now);
         run.hash(cx, more.clone());
-        let stage = Stage::Exchanging(cut, Exchange::HashingTheirs(own, more, theirs), guess);
+        let stage = Stage::Exchanging(cut, Exchange::HashingTheirs(own, more, theirs));
         self.sync = Some(LeadSync { run, stage });
     }
 
@@ -227,7 +220,7 @@ impl Leader {
         &mut self,
         cx: &mut Context,
         mut run: Run,
-        (cut, guess): (Cut, Option<Asked>),
+        cut: Cut,
         ours: &Hashes,
         theirs: &Theirs,
     ) {
@@ -238,6 +231,10 @@ impl Leader {
         run.report.union = ours.pages.len() as u32;
         run.report.same = found.same;
         run.report.divergent = found.divergent.len() as u32;
-        self.narrow(cx, run, (cut, guess), found.divergent);
+        if Narrowing::pays(cx, found.divergent.len()) {
+            self.narrow(cx, run, cut, found.divergent);
+        } else {
+            self.transfer(cx, run, cut, found.divergent, Vec::new());
+        }
     }
 }
