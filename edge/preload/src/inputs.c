@@ -1,42 +1,41 @@
 /* The read family. */
 #include "preload.h"
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
-#include <sys/time.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
-/* The first parts of a message, of PAYLOAD_BYTES_MAX in all. A read may give less than was asked for. */
-static size_t cut(const struct msghdr *message, struct iovec *parts, size_t *count)
+/* The parts of a message behind its first `skip` bytes, PAYLOAD_BYTES_MAX at most. Returns how many bytes they have. */
+static size_t cut(const struct msghdr *message, size_t skip, struct iovec *parts, size_t *count)
 {
-    size_t left = PAYLOAD_BYTES_MAX, places = message->msg_iovlen;
-    if (places > PARTS_MAX)
-        places = PARTS_MAX;
-    for (*count = 0; *count < places && left; ++*count) {
-        parts[*count] = message->msg_iov[*count];
-        if (parts[*count].iov_len > left)
-            parts[*count].iov_len = left;
-        left -= parts[*count].iov_len;
+    size_t left = PAYLOAD_BYTES_MAX;
+    *count = 0;
+    for (size_t i = 0; i < message->msg_iovlen && *count < PARTS_MAX && left; i++) {
+        struct iovec part = message->msg_iov[i];
+        size_t skipped = skip < part.iov_len ? skip : part.iov_len;
+        skip -= skipped;
+        part.iov_base = (char *)part.iov_base + skipped;
+        part.iov_len -= skipped;
+        if (part.iov_len > left)
+            part.iov_len = left;
+        left -= part.iov_len;
+        if (part.iov_len)
+            parts[(*count)++] = part;
     }
     return PAYLOAD_BYTES_MAX - left;
 }
 
-/* Waits as a blocking read does, without the lock. Returns 0 when there is something to read. */
+/* Waits as a blocking read does, without the lock. Returns 0 when there is something to read, or the error. It is a read
+ * itself, so that the kernel goes on with it after a signal (SA_RESTART) and ends it in time (SO_RCVTIMEO). */
 static int wait_to_read(int fd, int flags)
 {
-    struct timeval within = {0};
-    socklen_t bytes = sizeof within;
-    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
-    if (flags & MSG_DONTWAIT || REAL(fcntl)(fd, F_GETFL) & O_NONBLOCK) {
-        errno = EAGAIN;
-        return -1;
-    }
-    getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &within, &bytes);
-    int ms = (int)(within.tv_sec * 1000 + within.tv_usec / 1000);
-    int ready = REAL(poll)(&poll_fd, 1, ms ? ms : -1);
-    if (ready == 0)
-        errno = EAGAIN;
-    return ready > 0 ? 0 : -1;
+    char first;
+    if (flags & MSG_DONTWAIT || REAL(fcntl)(fd, F_GETFL) & O_NONBLOCK)
+        return EAGAIN;
+    if (REAL(recv)(fd, &first, 1, MSG_PEEK) >= 0)
+        return 0;
+    /* plover has reset the connection meanwhile. The next read says so. */
+    return errno == EPIPE ? 0 : errno;
 }
 
 /* Before a read that is not of a client's own connection. False if it fails: there is nothing to read. */
@@ -51,15 +50,17 @@ static bool is_due(int fd, int flags)
     return true;
 }
 
-/* Reads from a client, and gives plover what was read. */
-static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message, int flags)
+/* Reads from a client into a part of the message, and gives plover what was read. */
+static ssize_t take_part(int fd, struct slot *slot, const struct msghdr *message, size_t skip,
+                         int flags, bool *is_full)
 {
     struct iovec parts[PARTS_MAX];
     struct msghdr part = *message;
-    size_t count, room = cut(message, parts, &count);
+    size_t count, room = cut(message, skip, parts, &count);
     uint32_t number = slot_of(fd);
     uint64_t input = 0;
     ssize_t got;
+    int failed = 0; /* the wait */
     part.msg_iov = parts;
     part.msg_iovlen = count;
     for (;;) {
@@ -70,13 +71,18 @@ static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message
             errno = ECONNRESET;
             return -1;
         }
-        got = REAL(recvmsg)(fd, &part, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
-        int error = errno;
+        if (slot_of(fd) != number) { /* Another thread has closed it. */
+            unlock();
+            errno = EBADF;
+            return -1;
+        }
+        got = failed ? -1 : REAL(recvmsg)(fd, &part, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+        int error = failed ? failed : errno;
         bool is_over = got == 0 || (got < 0 && error != EAGAIN && error != EINTR);
         if (got < 0 && is_over)
             atomic_store(&slot->broken, 1);
         bool is_end = is_over && !atomic_exchange(&slot->ended, 1);
-        if (got > 0 || is_end)
+        if ((got > 0 || is_end) && !skip)
             clock_of_read();
         if (got > 0)
             input = fill(RECORD_BYTES, number, 0, parts, (size_t)got);
@@ -86,10 +92,14 @@ static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message
         errno = error;
         if (got >= 0 || error != EAGAIN)
             break;
-        if (wait_to_read(fd, flags))
+        failed = wait_to_read(fd, flags);
+        if (failed == EAGAIN || failed == EINTR) {
+            errno = failed;
             return -1;
+        }
     }
     int error = errno;
+    *is_full = got == (ssize_t)room;
     if (input)
         ring_bell();
     if (input && shared->wait_read && !wait_for_commit(slot, input)) {
@@ -100,11 +110,28 @@ static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message
     return got;
 }
 
-/* Reads as recvmsg() does. */
+/* With MSG_TRUNC the kernel throws bytes away and fills no buffer, and they are input all the same. */
+__attribute__((noinline)) static ssize_t take_unwanted(int fd, struct slot *slot, size_t bytes,
+                                                       int flags, bool *is_full)
+{
+    char unwanted[PAYLOAD_BYTES_MAX];
+    struct iovec part = {unwanted, bytes < sizeof unwanted ? bytes : sizeof unwanted};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    return take_part(fd, slot, &message, 0, flags & ~MSG_TRUNC, is_full);
+}
+
+/* Whether more bytes are there. The end of the stream, and its errors, are left to another read. */
+static bool has_more(int fd)
+{
+    int queued = 0;
+    return !ioctl(fd, FIONREAD, &queued) && queued > 0;
+}
+
+/* Reads as recvmsg() does: a program whose buffer was not filled may rely on it that nothing is left to read. */
 ssize_t take(int fd, const struct msghdr *message, int flags)
 {
     struct slot *slot = client_of(fd);
-    size_t wanted = 0;
+    size_t wanted = 0, done = 0;
     for (size_t i = 0; i < message->msg_iovlen; i++)
         wanted += message->msg_iov[i].iov_len;
     /* What is only looked at is read later. */
@@ -114,18 +141,21 @@ ssize_t take(int fd, const struct msghdr *message, int flags)
         errno = EINVAL;
         return -1;
     }
-    ssize_t got = take_once(fd, slot, message, flags);
-    if (!(flags & MSG_WAITALL) || message->msg_iovlen != 1)
-        return got;
-    while (got > 0 && (size_t)got < wanted) {
-        struct iovec rest = {(char *)message->msg_iov->iov_base + got, wanted - (size_t)got};
-        struct msghdr more = {.msg_iov = &rest, .msg_iovlen = 1};
-        ssize_t next = take_once(fd, slot, &more, flags);
-        if (next <= 0)
+    while (done < wanted) {
+        bool is_full = false;
+        ssize_t got = flags & MSG_TRUNC
+                          ? take_unwanted(fd, slot, wanted - done, flags, &is_full)
+                          : take_part(fd, slot, message, done, flags, &is_full);
+        if (got <= 0)
+            return done ? (ssize_t)done : got;
+        done += (size_t)got;
+        if (flags & MSG_WAITALL)
+            continue;
+        if (!is_full || !has_more(fd))
             break;
-        got += next;
+        flags |= MSG_DONTWAIT;
     }
-    return got;
+    return (ssize_t)done;
 }
 
 static ssize_t take_bytes(int fd, void *buffer, size_t bytes, int flags)

@@ -2,6 +2,7 @@
 #include "preload.h"
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -9,6 +10,8 @@
 #include <unistd.h>
 
 static _Thread_local uint32_t thread;
+/* Whether the thread that has the lock could be cancelled before. */
+static _Thread_local int cancel_state;
 
 /* After a fork the thread has another number. */
 void forget_thread(void)
@@ -40,26 +43,32 @@ static void nap(_Atomic uint32_t *word, uint32_t seen)
     errno = error;
 }
 
+/* A thread that is cancelled in a call would keep the lock. So it cannot be cancelled until it has unlocked. */
 static void take_lock(void)
 {
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     for (;;) {
         uint32_t seen = 0;
         if (atomic_compare_exchange_strong(&shared->lock, &seen, own()))
-            return;
+            break;
         atomic_fetch_add(&shared->lock_waiters, 1);
         nap(&shared->lock, seen);
         atomic_fetch_sub(&shared->lock_waiters, 1);
     }
+    cancel_state = state;
 }
 
 void unlock(void)
 {
+    int state = cancel_state;
     atomic_store(&shared->lock, 0);
     if (atomic_load(&shared->lock_waiters)) {
         int error = errno;
         syscall(SYS_futex, &shared->lock, FUTEX_WAKE, 1, NULL, NULL, 0);
         errno = error;
     }
+    pthread_setcancelstate(state, NULL);
 }
 
 static size_t whole(size_t payload)

@@ -3,15 +3,18 @@
 use super::{Direct, Happened};
 use crate::config::RunConfig;
 use crate::program::{Program, kill_group};
-use plover_program::Client;
+use plover_program::{Client, Entry};
 use plover_types::{Index, View, Viewstamp};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags};
+use rustix::net::sockopt;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,12 +33,35 @@ struct Bench {
     epoll: Arc<OwnedFd>,
     program: Program,
     listener: TcpListener,
+    /// Entries that were proposed.
     accepted: u64,
-    _state: tempfile::TempDir,
+    /// What the program has read, and how many connections it has closed.
+    read: Vec<u8>,
+    closed: usize,
+    state: tempfile::TempDir,
 }
 
 impl Bench {
     fn new() -> Self {
+        Self::start(|port, _| ["perl", "-e", PROGRAM, port].map(OsString::from).to_vec())
+    }
+
+    /// A program in C that does this with each client: see `tests/server.c`.
+    fn in_c(does: &str) -> Self {
+        Self::start(|port, directory| {
+            let program = directory.join("server");
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/direct/tests/server.c");
+            let built = Command::new("cc")
+                .args(["-O2", "-Wall", "-pthread", "-o"])
+                .args([&program, &source])
+                .status();
+            assert!(built.is_ok_and(|status| status.success()), "cc failed");
+            vec![program.into(), port.into(), does.into()]
+        })
+    }
+
+    /// Starts a program of these words, which depend on its port and its directory.
+    fn start(words: impl FnOnce(&str, &Path) -> Vec<OsString>) -> Self {
         let state = tempfile::tempdir().unwrap();
         let unused = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = unused.local_addr().unwrap().port();
@@ -66,15 +92,20 @@ impl Bench {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
         let mut direct = Direct::new(&config, epoll.clone(), DOOR, WAKER).unwrap();
         let launch = direct.launch(0).unwrap();
-        let words = ["perl", "-e", PROGRAM, &port.to_string()].map(Into::into);
+        let words = words(&port.to_string(), state.path());
         let program = Program::start(&words, state.path(), Some(&launch)).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // A client's socket of the program takes all that a test sends, without a read.
+        sockopt::set_socket_recv_buffer_size(&listener, 1 << 20).unwrap();
         let mut bench = Self {
             direct,
             epoll,
             program,
-            listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
+            listener,
             accepted: 0,
-            _state: state,
+            read: Vec::new(),
+            closed: 0,
+            state,
         };
         bench.turn_until("the program listens", |it| it.direct.listens());
         bench
@@ -116,8 +147,14 @@ impl Bench {
                 }
             }
             let mut index = self.accepted;
-            while let Some(happened) = self.direct.pump(&mut |_| {
+            let (read, closed) = (&mut self.read, &mut self.closed);
+            while let Some(happened) = self.direct.pump(&mut |entry| {
                 index += 1;
+                match entry {
+                    Entry::Bytes(_, _, bytes) => read.extend_from_slice(bytes),
+                    Entry::Close(..) => *closed += 1,
+                    _ => {}
+                }
                 Ok(Viewstamp {
                     view: View(1),
                     index: Index(index),
@@ -128,6 +165,25 @@ impl Bench {
             self.accepted = index;
         }
     }
+
+    /// Waits until the program has written a file of this name in its directory, and reads it.
+    fn word(&mut self, name: &str) -> String {
+        let path = self.state.path().join(name);
+        let text = || std::fs::read_to_string(&path).unwrap_or_default();
+        self.turn_until(name, |_| text().ends_with('\n'));
+        text().trim_end().into()
+    }
+
+    fn turn_until_closed(&mut self) {
+        self.turn_until("the connection is closed", |it| {
+            it.closed == 1 && it.direct.connections.are_none()
+        });
+    }
+}
+
+/// Bytes that show where they stand.
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at % 251) as u8).collect()
 }
 
 impl Drop for Bench {
@@ -177,4 +233,63 @@ fn an_end_that_is_not_committed_is_a_reset() {
         let end = client.read(&mut [0]).map_err(|error| error.kind());
         assert_eq!(end, Err(ErrorKind::ConnectionReset));
     }
+}
+
+/// With edge-triggered events a program reads on only when its buffer was filled.
+#[test]
+fn a_read_gives_all_that_is_there() {
+    let mut bench = Bench::in_c("read all");
+    let sent = pattern(100 << 10);
+    let mut client = bench.connect();
+    client.write_all(&sent).unwrap();
+    assert_eq!(bench.word("result"), "102400");
+    bench.turn_until_closed();
+    assert!(bench.read == sent);
+}
+
+#[test]
+fn what_is_thrown_away_unread_is_input() {
+    let mut bench = Bench::in_c("truncate");
+    let sent = pattern(60_000);
+    let mut client = bench.connect();
+    client.write_all(&sent).unwrap();
+    assert_eq!(bench.word("result"), "50000 10000");
+    bench.turn_until_closed();
+    assert!(bench.read == sent);
+}
+
+#[test]
+fn a_read_goes_on_after_a_signal() {
+    let mut bench = Bench::in_c("signals");
+    let mut client = bench.connect();
+    assert_eq!(bench.word("signals"), "many");
+    client.write_all(b"hello").unwrap();
+    assert_eq!(bench.word("result"), "5");
+}
+
+#[test]
+fn a_read_ends_at_its_timeout() {
+    let mut bench = Bench::in_c("timeout");
+    let _client = bench.connect();
+    assert_eq!(bench.word("result"), "nothing came");
+}
+
+/// The thread that was cancelled has not kept the lock.
+#[test]
+fn others_read_after_a_thread_was_cancelled() {
+    let mut bench = Bench::in_c("cancel");
+    let mut client = bench.connect();
+    assert_eq!(bench.word("thread"), "cancelled");
+    client.write_all(b"hello").unwrap();
+    assert_eq!(bench.word("result"), "5");
+}
+
+/// The leader is deposed while the program waits in a read.
+#[test]
+fn a_read_that_waits_ends_with_the_lead() {
+    let mut bench = Bench::in_c("read");
+    let _client = bench.connect();
+    bench.turn_until("the client is accepted", |it| it.accepted == 1);
+    bench.direct.cut_off();
+    assert_eq!(bench.word("result"), "reset");
 }
