@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A daemon that has not opened its control socket within this time has failed.
-const DAEMON_OPENS_WITHIN: Duration = Duration::from_secs(20);
+const DAEMON_OPENS_WITHIN: Duration = Duration::from_secs(60);
 
 /// The lines of a log that an error quotes: enough for a failure and its circumstances.
 pub(crate) const LAST_LINES: usize = 12;

@@ -63,7 +63,7 @@ const LEFT_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long a TAP that is busy is waited for. A process of this replica's last run that was killed while it wrote to its disk
 /// has its TAP until the disk has answered.
-const ATTACHED_WITHIN: Duration = Duration::from_secs(10);
+const ATTACHED_WITHIN: Duration = Duration::from_secs(30);
 
 /// The exit code of a process that a signal has ended, as a shell gives it.
 const SIGNALLED: u8 = 128;
@@ -145,11 +145,19 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
 /// Attaches to the TAP. The processes of this replica's last run may be ending just now, and have it still.
 fn attach(name: &str, nic: u8) -> io::Result<Tap> {
     let deadline = Instant::now() + ATTACHED_WITHIN;
+    let mut is_told = false;
     loop {
         match Tap::attach(name, nic) {
             Err(error)
                 if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
             {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::info!(
+                        event = "tap_busy",
+                        "the TAP device '{name}' is busy; it is waited for {} s: a process of this replica's last run may be ending",
+                        ATTACHED_WITHIN.as_secs()
+                    );
+                }
                 std::thread::sleep(Duration::from_millis(5));
             }
             tap => return tap,
