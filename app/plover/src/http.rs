@@ -29,7 +29,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What one client may take of the server.
+/// The bounds on a connection, and on how many there are.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// How long the head of a request may take.

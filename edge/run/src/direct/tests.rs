@@ -35,8 +35,9 @@ struct Bench {
     listener: TcpListener,
     /// Entries that were proposed.
     accepted: u64,
-    /// What the program has read, and how many connections it has closed.
+    /// The bytes that the program has read.
     read: Vec<u8>,
+    /// The number of connections that it has closed.
     closed: usize,
     state: tempfile::TempDir,
 }
@@ -258,13 +259,18 @@ fn what_is_thrown_away_unread_is_input() {
     assert!(bench.read == sent);
 }
 
-#[test]
-fn a_read_goes_on_after_a_signal() {
-    let mut bench = Bench::in_c("signals");
+/// The program has told `word` in the file `name`, and reads all that a client sends after that.
+fn reads_after(does: &str, (name, word): (&str, &str)) {
+    let mut bench = Bench::in_c(does);
     let mut client = bench.connect();
-    assert_eq!(bench.word("signals"), "many");
+    assert_eq!(bench.word(name), word);
     client.write_all(b"hello").unwrap();
     assert_eq!(bench.word("result"), "5");
+}
+
+#[test]
+fn a_read_goes_on_after_a_signal() {
+    reads_after("signals", ("signals", "many"));
 }
 
 #[test]
@@ -277,11 +283,7 @@ fn a_read_ends_at_its_timeout() {
 /// The thread that was cancelled has not kept the lock.
 #[test]
 fn others_read_after_a_thread_was_cancelled() {
-    let mut bench = Bench::in_c("cancel");
-    let mut client = bench.connect();
-    assert_eq!(bench.word("thread"), "cancelled");
-    client.write_all(b"hello").unwrap();
-    assert_eq!(bench.word("result"), "5");
+    reads_after("cancel", ("thread", "cancelled"));
 }
 
 /// The leader is deposed while the program waits in a read.

@@ -1,6 +1,6 @@
 /*
  * A server on TCP port ARGV[1] of 127.0.0.1 that takes one client after the other, does with each what ARGV[2] says, and
- * closes the connection. What it finds it writes into files of its directory, one line each.
+ * closes the connection. Its findings are files of its directory, one line each.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
