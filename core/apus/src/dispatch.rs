@@ -29,7 +29,7 @@ impl Apus {
             self.rejected += 1;
             return;
         }
-        let Some((message, entries)) = message::decode(bytes, from) else {
+        let Some((message, entries)) = message::decode(bytes, from, self.versions()) else {
             return self.refuse(from, Contradiction::Malformed, out);
         };
         if let Err(why) = self.check_round(now, from, message.round()) {

@@ -66,7 +66,7 @@ pub struct ToldMembers {
 }
 
 /// The most voters of a group.
-pub(crate) const VOTERS_MAX: usize = 9;
+pub const VOTERS_MAX: usize = 9;
 
 /// The configuration at one place of the log: the newest [`EntryKind::InSync`],
 /// [`EntryKind::Members`] and [`EntryKind::Version`] up to there.

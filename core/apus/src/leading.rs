@@ -262,7 +262,9 @@ impl Apus {
         for (&id, peer) in &mut leadership.peers {
             let dead_at = peer.dead_at(timeout);
             if now >= dead_at && peer.unanswered >= beats {
-                if now.since(dead_at) >= late_by && peer.excuse(excused_until) {
+                // Where beats are counted, a process that stood still itself has sent none meanwhile.
+                let is_late = beats == 0 && now.since(dead_at) >= late_by;
+                if is_late && peer.excuse(excused_until) {
                     continue;
                 }
                 peer.dead();

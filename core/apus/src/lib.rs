@@ -138,11 +138,10 @@ pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError,
 pub use canary::Canary;
 pub use config::{Config, Durability, DurableState, Start};
 pub use contradiction::Contradiction;
-pub use entry::{Configuration, Entry, EntryKind, Members, ToldMembers};
+pub use entry::{Configuration, Entry, EntryKind, Members, ToldMembers, VOTERS_MAX};
 
 use death::Heard;
 use election::Election;
-use entry::VOTERS_MAX;
 use following::{Acked, Follower};
 use leading::Leadership;
 use log::Log;

@@ -202,7 +202,8 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         self.round_max = self.round_max.max(request.promised.round());
-        if matches!(self.role, Role::Leading(_)) && request.promised > self.promised {
+        let is_member = self.members().all().contains(from);
+        if is_member && matches!(self.role, Role::Leading(_)) && request.promised > self.promised {
             // A member has promised a higher view and can only follow that or a newer one.
             self.follow(now, out);
         }

@@ -94,7 +94,8 @@ impl Apus {
 
     /// A committed entry, a snapshot or a peer names the group's version.
     pub(crate) fn take_version(&mut self, version: u8, out: &mut Vec<Command>) {
-        if version > self.told_versions.version {
+        // Only a liar names an older one than any that can be spoken, and it would fit no peer.
+        if version > self.told_versions.version && self.versions().oldest <= version {
             self.told_versions.version = version;
             self.persist_state(out);
             out.push(Command::Version(version));

@@ -2,7 +2,8 @@
 
 use super::{Gap, Grant, Message, Request, Response, Standing, Suffix, Vote};
 use crate::{Configuration, EntryKind};
-use plover_types::{ReplicaId, View, Viewstamp, wire};
+use plover_types::wire::{self, Versions};
+use plover_types::{ReplicaId, View, Viewstamp};
 use serde::Deserialize;
 
 /// The highest round that is accepted. No replica reaches it by counting; adding one to a much
@@ -52,7 +53,14 @@ impl<'a> Batch<'a> {
 
     /// Checks the entries: they fill `bytes` and follow `prev` without gaps, views never falling
     /// and none above `view`.
-    fn check(bytes: &'a [u8], (count, prev, view): (u64, Viewstamp, View)) -> Option<Self> {
+    fn check(
+        bytes: &'a [u8],
+        (count, prev, view): (u64, Viewstamp, View),
+        spoken: Versions,
+    ) -> Option<Self> {
+        if !sane(prev) {
+            return None;
+        }
         let mut before = prev;
         let mut rest = bytes;
         for _ in 0..count {
@@ -60,30 +68,34 @@ impl<'a> Batch<'a> {
             let follows = entry.viewstamp.index == before.index.next()
                 && entry.viewstamp.view >= before.view
                 && entry.viewstamp.view <= view;
-            if !follows || !sane_kind(entry.kind, entry.payload) {
+            if !follows || !sane_kind(entry.kind, entry.payload, spoken) {
                 return None;
             }
             before = entry.viewstamp;
             rest = after;
         }
-        (sane(prev) && rest.is_empty()).then_some(Self { count, bytes })
+        rest.is_empty().then_some(Self { count, bytes })
     }
 }
 
-/// The message in `bytes` and its entries, if a correct replica `from` may send it.
-pub(crate) fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_>)> {
+/// The message in `bytes` and its entries, if a correct replica `from` may send it to one that speaks these versions.
+pub(crate) fn decode(
+    bytes: &[u8],
+    from: ReplicaId,
+    spoken: Versions,
+) -> Option<(Message, Batch<'_>)> {
     let (message, rest) = wire::decode_front::<Message>(bytes).ok()?;
     let announced = match &message {
         Message::Append(append) => (append.count, append.prev, append.view),
         Message::Suffix(suffix) => (suffix.count, suffix.after, suffix.view),
         _ => (0, Viewstamp::default(), View::NONE),
     };
-    let entries = Batch::check(rest, announced)?;
-    is_sane(&message, from).then_some((message, entries))
+    let entries = Batch::check(rest, announced, spoken)?;
+    is_sane(&message, from, spoken).then_some((message, entries))
 }
 
 /// Whether a correct replica `from` may send this message, apart from its entries.
-fn is_sane(message: &Message, from: ReplicaId) -> bool {
+fn is_sane(message: &Message, from: ReplicaId, spoken: Versions) -> bool {
     let led = |view: View| view.leader() == Some(from) && sane_view(view);
     match *message {
         Message::Append(ref append) => {
@@ -91,7 +103,9 @@ fn is_sane(message: &Message, from: ReplicaId) -> bool {
                 && append.generation <= append.view
                 && append.prev.view <= append.view
                 && append.commit.0 <= INDEX_MAX
-                && append.snapshot.is_none_or(sane_configuration)
+                && append
+                    .snapshot
+                    .is_none_or(|base| sane_configuration(base, spoken))
         }
         Message::Ack(ack) => sane_view(ack.view) && ack.matched.0 <= INDEX_MAX,
         Message::Gap(Gap {
@@ -149,18 +163,24 @@ fn sane(viewstamp: Viewstamp) -> bool {
     sane_view(viewstamp.view) && viewstamp.index.0 <= INDEX_MAX
 }
 
-/// An in-sync set names at least one replica, and the members can be a group.
-fn sane_configuration(configuration: Configuration) -> bool {
-    !configuration.in_sync.is_empty() && configuration.members.are_sane()
+/// An in-sync set names at least one replica, the members can be a group, and this replica speaks its version. An older one than
+/// it speaks may be what the group had once.
+fn sane_configuration(configuration: Configuration, spoken: Versions) -> bool {
+    !configuration.in_sync.is_empty()
+        && configuration.members.are_sane()
+        && configuration.version <= spoken.newest
 }
 
-/// Whether an entry of this kind may carry this payload.
-fn sane_kind(kind: EntryKind, payload: &[u8]) -> bool {
+/// Whether an entry of this kind may carry this payload. One that names a version is kept from a replica that does not speak
+/// it.
+fn sane_kind(kind: EntryKind, payload: &[u8], spoken: Versions) -> bool {
     match kind {
         EntryKind::App => true,
         EntryKind::Noop => payload.is_empty(),
         EntryKind::InSync(set) => payload.is_empty() && !set.is_empty(),
         EntryKind::Members(members) => members.are_sane(),
-        EntryKind::Version(version) => payload.is_empty() && version > 0,
+        EntryKind::Version(version) => {
+            payload.is_empty() && version > 0 && version <= spoken.newest
+        }
     }
 }

@@ -2,10 +2,15 @@ use super::decode::ROUND_MAX;
 use super::*;
 use crate::EntryKind;
 use crate::log::entry;
+use plover_types::wire::Versions;
 use plover_types::{ReplicaId, ReplicaSet};
 use proptest::prelude::*;
 
 const LEADER: ReplicaId = ReplicaId(1);
+
+fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_>)> {
+    super::decode(bytes, from, Versions::OURS)
+}
 
 fn append(view: View, prev: Viewstamp, entries: Vec<Entry>) -> Vec<u8> {
     let message = Message::Append(Append {
@@ -29,6 +34,10 @@ fn a_message_that_no_correct_replica_sends_is_refused() {
     let view = View::new(2, LEADER);
     let start = Viewstamp::default();
     let noop = |index| entry(view.0, index, EntryKind::Noop);
+    let before = |index| Viewstamp {
+        view,
+        index: Index(index),
+    };
     let good = append(view, start, vec![noop(1), noop(2)]);
     let (_, entries) = decode(&good, LEADER).expect("a good message");
     assert_eq!(entries.iter().count(), 2);
@@ -41,14 +50,7 @@ fn a_message_that_no_correct_replica_sends_is_refused() {
         append(view, start, vec![noop(1), noop(3)]),
         append(View::new(1, LEADER), start, vec![noop(1)]),
         append(View::new(ROUND_MAX + 1, LEADER), start, vec![]),
-        append(
-            view,
-            Viewstamp {
-                view,
-                index: Index(u64::MAX),
-            },
-            vec![],
-        ),
+        append(view, before(u64::MAX), vec![]),
         append(
             view,
             start,
@@ -65,6 +67,14 @@ fn a_message_that_no_correct_replica_sends_is_refused() {
                     learners: ReplicaSet(0b110),
                 }),
             )],
+        ),
+        append(view, before(u64::MAX), vec![noop(1)]),
+        append(view, before(u64::MAX - 1), vec![noop(u64::MAX), noop(0)]),
+        append(view, start, vec![entry(view.0, 1, EntryKind::Version(0))]),
+        append(
+            view,
+            start,
+            vec![entry(view.0, 1, EntryKind::Version(u8::MAX))],
         ),
     ];
     for (i, bytes) in bad.iter().enumerate() {
