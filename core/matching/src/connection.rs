@@ -20,143 +20,14 @@
 //! | RST | with its numbers |
 //! | acknowledgement number | the other side's must be at least as high |
 //! | SYN | its number, what it acknowledges, its options and ECN flags |
-//! | URG, SYN with payload | not at all: the connection waits for a sync. Urgent data is out of the stream's order and hardly used |
+//! | URG, options of MPTCP, SYN with payload | not at all: the connection waits for a sync. Urgent data is out of the stream's order and hardly used; MPTCP ends streams by an option |
 //! | segmentation, window, timestamps, SACK, PSH, ECN, checksum, IP header but the addresses | ignored |
 
 use crate::matcher::Difference;
+use crate::side::{Reset, Side, before};
 use plover_packets::{Segment, Syn};
 use plover_types::OutputNo;
 use std::collections::VecDeque;
-
-/// Whether `a` lies before `b`; sequence numbers wrap around (RFC 9293 §3.4).
-fn before(a: u32, b: u32) -> bool {
-    (a.wrapping_sub(b) as i32) < 0
-}
-
-/// The numbers that tell one RST from another: its sequence and acknowledgement number.
-pub(crate) type Reset = (u32, Option<u32>);
-
-/// Room for bytes that a connection keeps while none wait.
-const IDLE_BYTES_MAX: usize = 512;
-
-/// RSTs of one connection and slot that are told apart: the newest of them.
-const RESETS_MAX: usize = 64;
-
-/// The bytes that one guest has sent.
-#[derive(Clone, Debug, Default)]
-struct Side {
-    /// The place where this slot's comparing began.
-    base: u32,
-    /// The place after the last byte that it has sent.
-    next: u32,
-    /// Bytes that the other side has not sent yet.
-    ahead: VecDeque<u8>,
-    /// The place of its FIN.
-    fin: Option<u32>,
-    /// The highest acknowledgement number.
-    ack: Option<u32>,
-    /// The numbers of its RSTs, the newest first.
-    resets: VecDeque<Reset>,
-    /// Its SYN.
-    syn: Option<Syn>,
-}
-
-impl Side {
-    /// A side whose stream begins with this SYN.
-    fn opened(syn: Syn) -> Self {
-        Self {
-            syn: Some(syn),
-            ..Self::from(syn.seq.wrapping_add(1), syn.ack)
-        }
-    }
-
-    /// A side whose stream goes on from this place.
-    fn from(place: u32, ack: Option<u32>) -> Self {
-        Self {
-            base: place,
-            next: place,
-            ack,
-            ..Self::default()
-        }
-    }
-
-    fn reset(&mut self, numbers: Reset) {
-        if !self.resets.contains(&numbers) {
-            self.resets.push_front(numbers);
-            self.resets.truncate(RESETS_MAX);
-        }
-    }
-
-    fn acknowledge(&mut self, ack: Option<u32>) {
-        if let Some(ack) = ack {
-            if self.ack.is_none_or(|highest| before(highest, ack)) {
-                self.ack = Some(ack);
-            }
-        }
-    }
-
-    fn covers(&self, ack: Option<u32>) -> bool {
-        match (ack, self.ack) {
-            (None, _) => true,
-            (Some(ack), Some(highest)) => !before(highest, ack),
-            (Some(_), None) => false,
-        }
-    }
-
-    /// It has sent the stream up to here, seen or not.
-    fn reach(&mut self, place: u32) {
-        if before(self.next, place) {
-            self.next = place;
-        }
-    }
-
-    /// Takes a segment, and returns those of its bytes that have not been sent before.
-    fn take<'a>(&mut self, segment: &Segment<'a>) -> Result<&'a [u8], Difference> {
-        let length = segment.payload.len() as u32;
-        let end = segment.seq.wrapping_add(length);
-        if before(self.next, segment.seq) {
-            return Err(Difference::Gap);
-        }
-        let known = self.next.wrapping_sub(segment.seq);
-        let fresh = segment.payload.get(known as usize..).unwrap_or_default();
-        if !fresh.is_empty() {
-            if self.fin.is_some() {
-                return Err(Difference::Stream);
-            }
-            self.next = end;
-        }
-        if !segment.fin || self.fin == Some(end) {
-            return Ok(fresh);
-        }
-        let after = end.wrapping_add(1);
-        if self.fin.is_none() && self.next == end {
-            self.fin = Some(end);
-            self.next = after;
-            Ok(fresh)
-        } else if after == self.base {
-            // Sent again from the slot before.
-            Ok(fresh)
-        } else {
-            Err(Difference::Stream)
-        }
-    }
-
-    /// The other side has sent these bytes next. Returns how many of them this side has sent as well.
-    fn meet(&mut self, bytes: &[u8]) -> Result<usize, Difference> {
-        let both = bytes.len().min(self.ahead.len());
-        let (first, second) = self.ahead.as_slices();
-        let cut = both.min(first.len());
-        if bytes[..cut] != first[..cut] || bytes[cut..both] != second[..both - cut] {
-            return Err(Difference::Content);
-        }
-        self.ahead.drain(..both);
-        // Connections are kept for some slots, and there may be many.
-        if self.ahead.is_empty() && self.ahead.capacity() > IDLE_BYTES_MAX {
-            self.ahead = VecDeque::new();
-        }
-        Ok(both)
-    }
-}
 
 /// A segment of ours that the other side has not sent completely.
 #[derive(Clone, Copy, Debug)]
@@ -174,6 +45,9 @@ pub(crate) struct Connection {
     ours: Side,
     theirs: Side,
     matched: u32,
+    /// The places above are known. An RST tells none: whoever has sent what it answers has chosen its number (RFC 9293
+    /// §3.10.7.4).
+    placed: bool,
     waiting: VecDeque<Waiting>,
     /// The two have differed, so nothing more matches before the next sync.
     broken: bool,
@@ -182,7 +56,10 @@ pub(crate) struct Connection {
 impl Connection {
     /// A connection whose first segment seen is `first`.
     pub fn new(first: &Segment<'_>) -> Self {
-        Self::at(Side::from(first.seq, None))
+        Self {
+            placed: !first.rst,
+            ..Self::at(Side::from(first.seq, None))
+        }
     }
 
     /// A connection that both sides go on with from here.
@@ -191,31 +68,47 @@ impl Connection {
             ours: side.clone(),
             matched: side.next,
             theirs: side,
+            placed: true,
             waiting: VecDeque::new(),
             broken: false,
+        }
+    }
+
+    /// The first segment of the stream that is no RST: the comparing begins at its place.
+    fn place(&mut self, segment: &Segment<'_>) {
+        if self.placed || segment.rst {
+            return;
+        }
+        self.placed = true;
+        for side in [&mut self.ours, &mut self.theirs] {
+            (side.base, side.next) = (segment.seq, segment.seq);
+        }
+        self.matched = segment.seq;
+        for reset in &mut self.waiting {
+            reset.end = segment.seq;
         }
     }
 
     /// Our guest has sent this.
     pub fn ours(&mut self, no: OutputNo, segment: &Segment<'_>) -> Result<(), Difference> {
         if let Some(syn) = segment.syn {
-            return self.our_syn(no, syn, !segment.payload.is_empty());
+            return self.our_syn(no, syn, segment.payload.len() as u32);
         }
+        self.place(segment);
         self.ours.acknowledge(segment.ack);
         let length = segment.payload.len() as u32 + u32::from(segment.fin);
         let end = segment.seq.wrapping_add(length);
         if self.broken {
-            self.ours.reach(end);
+            if !segment.rst {
+                self.follow(segment.seq, end);
+            }
             return Ok(());
         }
         let reset = segment.rst.then_some((segment.seq, segment.ack));
         if let Some(reset) = reset {
             self.ours.reset(reset);
         } else if let Err(difference) = self.advance(segment, true) {
-            // A place that was guessed: the next slot's comparing begins where the guest is.
-            if self.ours.syn.is_none() {
-                self.ours.reach(end);
-            }
+            self.follow(segment.seq, end);
             return Err(difference);
         }
         self.waiting.push_back(Waiting {
@@ -228,15 +121,26 @@ impl Connection {
         Ok(())
     }
 
+    /// The next slot's comparing begins where our guest is: behind a segment that is not compared, if it goes on with the
+    /// stream or the place was a guess.
+    fn follow(&mut self, seq: u32, end: u32) {
+        let goes_on = !before(self.ours.next, seq);
+        if goes_on || self.ours.syn.is_none() {
+            self.ours.reach(end);
+        }
+    }
+
     /// Our guest opens the connection, or sends its SYN again.
-    fn our_syn(&mut self, no: OutputNo, syn: Syn, has_payload: bool) -> Result<(), Difference> {
+    fn our_syn(&mut self, no: OutputNo, syn: Syn, payload: u32) -> Result<(), Difference> {
         if self.ours.syn != Some(syn) {
             // The stream begins anew: only what both send from here on counts.
             self.break_off();
             self.ours = Side::opened(syn);
             self.theirs = Side::from(self.ours.next, None);
             self.matched = self.ours.next;
-            self.broken = has_payload;
+            self.placed = true;
+            self.broken = payload > 0;
+            self.ours.reach(self.ours.next.wrapping_add(payload));
         }
         if self.broken {
             return Err(Difference::Syn);
@@ -275,6 +179,7 @@ impl Connection {
             // Its guest is late, and this is of the connection that had these ports before.
             return Ok(());
         }
+        self.place(segment);
         self.theirs.acknowledge(segment.ack);
         if segment.rst {
             self.theirs.reset((segment.seq, segment.ack));
@@ -289,8 +194,8 @@ impl Connection {
         } else {
             (&mut self.theirs, &mut self.ours)
         };
-        let taken = if segment.urgent {
-            Err(Difference::Urgent)
+        let taken = if segment.special {
+            Err(Difference::Special)
         } else {
             side.take(segment)
         };
@@ -385,9 +290,12 @@ impl Connection {
 
     /// A sync has made the other side's guest equal to ours: both go on from what ours has sent.
     pub fn begun_anew(self) -> Self {
-        Self::at(Side {
-            syn: self.ours.syn,
-            ..Side::from(self.ours.next, self.ours.ack)
-        })
+        Self {
+            placed: self.placed,
+            ..Self::at(Side {
+                syn: self.ours.syn,
+                ..Side::from(self.ours.next, self.ours.ack)
+            })
+        }
     }
 }

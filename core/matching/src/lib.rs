@@ -37,6 +37,7 @@ mod connection;
 mod connections;
 mod flow;
 mod matcher;
+mod side;
 mod translation;
 
 pub use matcher::{Difference, Matcher};

@@ -24,9 +24,10 @@
 //! A *slot* begins with a sync, which makes the two guests equal. Only outputs since then count:
 //! [`Matcher::begin`].
 
-use crate::connection::{Connection, Reset};
+use crate::connection::Connection;
 use crate::connections::Connections;
 use crate::flow::{Flow, Pairing};
+use crate::side::Reset;
 use crate::translation::LeaderSyn;
 use plover_packets::{FlowKey, Packet, Route, Segment, TcpHead};
 use plover_types::{Frame, OutputNo};
@@ -53,8 +54,8 @@ pub enum Difference {
     Stream,
     /// A guest has sent bytes after others that were not seen.
     Gap,
-    /// Urgent data, which is not compared.
-    Urgent,
+    /// Urgent data, or an option of MPTCP, which are not compared.
+    Special,
     /// The n-th datagrams of a flow differ.
     Datagram,
     /// More bytes wait, or there are more connections, than the matcher keeps.
@@ -72,7 +73,7 @@ impl fmt::Display for Difference {
             Self::Content => "the bytes differ",
             Self::Stream => "one stream ends where the other goes on",
             Self::Gap => "a part of the stream was not seen",
-            Self::Urgent => "urgent data is not compared",
+            Self::Special => "urgent data and MPTCP are not compared",
             Self::Datagram => "the datagrams differ",
             Self::TooMuch => "more waits than is kept",
             Self::Lost => "a message from the secondary was lost",

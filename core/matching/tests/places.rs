@@ -27,11 +27,60 @@ fn a_late_segment_of_a_former_connection_does_not_move_the_place() {
     let syn = Tcp::at(100).ack(7).syn().frame();
     sides.ours(&syn);
     sides.theirs(&syn);
-    sides.ours(&Tcp::at(9_000_000).ack(7).frame());
+    for _ in 0..2 {
+        sides.ours(&Tcp::at(9_000_000).ack(7).frame());
+    }
     sides.matcher.begin(true);
     let no = sides.ours(&Tcp::at(101).ack(7).data(b"one").frame());
     sides.theirs(&Tcp::at(101).ack(7).data(b"two").frame());
     assert!(!sides.covered().contains(&no));
+}
+
+/// A client has acknowledged what was never sent, and the RST that answers it has the client's number. The connection goes
+/// on (RFC 9293 §3.10.7.4).
+#[test]
+fn an_rst_is_no_place_in_the_stream() {
+    for begins in [false, true] {
+        let mut sides = Sides::new();
+        let reset = Tcp::at(9_000_000).rst().frame();
+        let no = sides.ours(&reset);
+        sides.theirs(&reset);
+        assert_eq!(sides.covered(), [no]);
+        if begins {
+            sides.matcher.begin(true);
+        }
+        let no = sides.ours(&Tcp::at(101).ack(7).data(b"one").frame());
+        sides.theirs(&Tcp::at(101).ack(7).data(b"two").frame());
+        assert!(!sides.covered().contains(&no));
+        assert_eq!(sides.matcher.difference(), Some(Difference::Content));
+    }
+}
+
+/// The same on a connection that the two have opened differently.
+#[test]
+fn an_rst_does_not_move_the_place() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(100).ack(7).syn().frame());
+    sides.theirs(&Tcp::at(200).ack(7).syn().frame());
+    sides.ours(&Tcp::at(9_000_000).rst().frame());
+    sides.matcher.begin(true);
+    let no = sides.ours(&Tcp::at(101).ack(7).data(b"one").frame());
+    sides.theirs(&Tcp::at(101).ack(7).data(b"two").frame());
+    assert!(!sides.covered().contains(&no));
+}
+
+/// It may end the stream without a FIN (RFC 8684 §3.3.3).
+#[test]
+fn a_segment_with_an_option_of_mptcp_waits_for_a_sync() {
+    let mut sides = Sides::new();
+    let mut frame = Tcp::at(101).ack(7).stamp(1, 1).frame();
+    let kind = 14 + 20 + 20;
+    assert_eq!(frame.0[kind], 8);
+    frame.0[kind] = 30;
+    sides.ours(&frame);
+    sides.theirs(&frame);
+    assert_eq!(sides.covered(), []);
+    assert_eq!(sides.matcher.difference(), Some(Difference::Special));
 }
 
 /// A connection that is not known, or no more, begins with a keep-alive one byte before its place (RFC 9293 §3.8.4).

@@ -8,6 +8,7 @@ pub(crate) const OPTIONS_MAX: usize = 40;
 /// Option kinds.
 pub(crate) const SACK: u8 = 5;
 pub(crate) const TIMESTAMPS: u8 = 8;
+pub(crate) const MPTCP: u8 = 30;
 /// Signatures over the segment (RFC 2385, RFC 5925). Only the two ends could change its numbers.
 pub(crate) const SIGNATURES: [u8; 2] = [19, 29];
 

@@ -83,8 +83,8 @@ pub struct Segment<'a> {
     pub fin: bool,
     /// The RST flag.
     pub rst: bool,
-    /// The URG flag.
-    pub urgent: bool,
+    /// The URG flag, or an option of MPTCP, which can end the stream (RFC 8684 §3.3.3).
+    pub special: bool,
     /// The payload.
     pub payload: &'a [u8],
 }
@@ -151,7 +151,7 @@ impl<'a> Packet<'a> {
                     syn: tcp.syn().then(|| Syn::of(&tcp)),
                     fin: tcp.fin(),
                     rst: tcp.rst(),
-                    urgent: tcp.urg(),
+                    special: tcp.urg() || has_mptcp(&tcp),
                     payload: tcp.payload(),
                 };
                 return Some(Self::Segment(route, segment));
@@ -198,6 +198,10 @@ pub(crate) fn parse(bytes: &[u8], nic: u8) -> Option<(Route, NetSlice<'_>, Trans
 /// The acknowledgement number, if the ACK flag is set.
 pub(crate) fn acknowledged(tcp: &TcpSlice<'_>) -> Option<u32> {
     tcp.ack().then(|| tcp.acknowledgment_number())
+}
+
+fn has_mptcp(tcp: &TcpSlice<'_>) -> bool {
+    options::walk(tcp.options()).any(|(kind, _)| kind == options::MPTCP)
 }
 
 /// How many payload bytes a TCP segment or a UDP datagram has; 0 for any other frame.
