@@ -137,8 +137,16 @@ pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
     if voters.is_empty() {
         output::line("done: the replica of this host has left the group, and has ended")?;
     } else {
+        let file = match command {
+            MemberCommand::Remove { .. } => {
+                "`plover status` says whether [[group.replica]] in their configuration files has to change"
+            }
+            MemberCommand::Replace { .. } | MemberCommand::Add { .. } => {
+                "bring [[group.replica]] in their configuration files up to date"
+            }
+        };
         output::line(format_args!(
-            "done: the members are replicas {}; bring [[group.replica]] in their configuration files up to date",
+            "done: the members are replicas {}; {file}",
             voters.join(", ")
         ))?;
     }

@@ -109,6 +109,12 @@ impl Context {
         len
     }
 
+    /// The leader of this view. One that is suspected may lead on, and then waits for what this replica has to tell it.
+    pub fn leader_of_view(&self) -> Option<ReplicaId> {
+        let leader = self.group.leader.or(self.group.view.leader());
+        leader.filter(|leader| *leader != self.config.me)
+    }
+
     /// A peer has sent what no correct replica sends. Links that break end what was under way over them.
     pub fn cut_link(&mut self, peer: ReplicaId, why: &str) {
         let why = why.to_string();

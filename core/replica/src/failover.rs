@@ -96,11 +96,29 @@ impl Replica {
                 self.become_witness();
             }
         } else if changed {
+            let parting = self.parting_message();
             self.abort_follow("the view changed");
             if self.role() == Role::Joining && !self.counts_once_loaded() {
                 self.leave_join();
             }
+            if let Some((to, body)) = parting {
+                self.cx.send_bulk(to, body);
+            }
         }
+    }
+
+    /// A leader that is suspected may lead on, and would wait for this replica's part of a syncvm or a join. This tells it that
+    /// the part is given up.
+    fn parting_message(&self) -> Option<(ReplicaId, Body)> {
+        let why = "the leader was not heard for a while".to_string();
+        if let Phase::Joining { copy } = &self.phase {
+            let attempt = copy.attempt;
+            return (!self.counts_once_loaded())
+                .then_some((copy.source, Body::CopyFailed { attempt, why }));
+        }
+        let follow = self.follow.as_ref();
+        let sync = follow.filter(|it| !it.is_past_the_end_mark())?.sync;
+        Some((self.cx.leader_of_view()?, Body::GaveUp { sync, why }))
     }
 
     /// The log was replaced; entries up to `base` are not delivered here.
@@ -217,7 +235,7 @@ impl Replica {
                 self.become_witness();
             }
             Phase::Secondary(_) => {
-                if let Some(leader) = self.cx.group.leader {
+                if let Some(leader) = self.cx.leader_of_view() {
                     self.cx.send_bulk(leader, Body::GuestLost { why });
                 }
                 self.drop_guest();

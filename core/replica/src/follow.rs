@@ -31,7 +31,7 @@ mod resetting;
 mod resting;
 mod stage;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use self::checkpoint::Kept;
 use self::stage::{Complete, LeaderDirty, Stage, Stopped};

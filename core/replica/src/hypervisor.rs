@@ -115,7 +115,8 @@ impl Replica {
         if cx.is_pair() {
             return;
         }
-        let stalls = matches!(&self.phase, Phase::Leader(leader) if leader.stalls_here(cx));
+        let stalls = matches!(&self.phase, Phase::Leader(leader) if leader.stalls_here(cx))
+            && cx.jobs.are_open_to_lead();
         let unanswered = &mut cx.guest.unanswered;
         let timeout = cx.config.hypervisor_timeout;
         if stalls {

@@ -58,6 +58,12 @@ impl Jobs {
         self.open.remove(&id)
     }
 
+    /// Whether a part of a syncvm that this replica leads is not answered.
+    pub fn are_open_to_lead(&self) -> bool {
+        let leads = |job: &Job| matches!(job, Job::LeadSync(_) | Job::LeadFetch(..));
+        self.open.values().any(leads)
+    }
+
     /// The guest is given up: answers about its memory mean nothing from here on.
     pub fn forget_all(&mut self) {
         self.open.clear();

@@ -124,6 +124,13 @@ impl GroupConfig {
         }
         let mut told = record.addresses.clone();
         told.retain(|id, _| record.members.all().contains(*id));
+        let (size, has) = (usize::from(record.size), told.len());
+        if has < size {
+            return Some(format!(
+                "{has} of the group's {size} members are left: add another one with `plover member add`, and leave \
+                 [[group.replica]] with {size} replicas until then, since a shorter one is a smaller group's"
+            ));
+        }
         let named = self.record().addresses;
         if told == named {
             return None;
@@ -187,6 +194,10 @@ mod tests {
             "{why}"
         );
         let ids = |group: &GroupConfig| group.replica.iter().map(|it| it.id).collect::<Vec<_>>();
+        let mut short = record.clone();
+        short.members = Members::of(ReplicaSet(0b101));
+        let why = group.stale(&short).unwrap();
+        assert!(why.contains("2 of the group's 3 members"), "{why}");
         assert_eq!(ids(&group.linked(&record)), [0, 1, 2, 3], "1 may come back");
         record
             .addresses

@@ -60,7 +60,7 @@ impl Context {
             return false;
         };
         stream.opened(written, compare_from);
-        stream.keep_from = keep_from;
+        stream.keep_from = keep_from.min(stream.owed().capacity());
         true
     }
 

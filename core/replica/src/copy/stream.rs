@@ -72,7 +72,7 @@ pub(crate) struct Stream {
     stale: BTreeSet<u32>,
     /// The next page of the sweep through the owed pages; `None` when it is over.
     sweep: Option<PageNo>,
-    /// Chunks sent, and the pages of those that are not acknowledged.
+    /// Chunks sent, modulo 2^32, and the pages of those that are not acknowledged.
     sent: u32,
     in_flight: VecDeque<Vec<PageNo>>,
 }
@@ -154,8 +154,7 @@ impl Stream {
         self.hashing.clear();
         self.stale.clear();
         let pages = self.ledger.owed().capacity();
-        let acked = self.sent - self.in_flight.len() as u32;
-        match written.filter(|chunks| (acked..=self.sent).contains(chunks)) {
+        match written.filter(|chunks| self.news_of(*chunks).is_some()) {
             Some(chunks) => {
                 self.acked(chunks);
                 for pages in std::mem::take(&mut self.in_flight) {
@@ -286,16 +285,23 @@ impl Stream {
             self.ledger.copied(*page);
         }
         let seq = self.sent;
-        self.sent += 1;
+        self.sent = self.sent.wrapping_add(1);
         self.in_flight.push_back(pages.clone());
         Some((seq, pages))
     }
 
     /// The target has written so many chunks of the stream.
     pub fn acked(&mut self, chunks: u32) {
-        let acked = self.sent - self.in_flight.len() as u32;
-        let new = chunks.min(self.sent).saturating_sub(acked);
-        self.in_flight.drain(..new as usize);
+        if let Some(new) = self.news_of(chunks) {
+            self.in_flight.drain(..new);
+        }
+    }
+
+    /// How many chunks a target that has written so many has written since it last said so; `None` if it cannot be.
+    fn news_of(&self, chunks: u32) -> Option<usize> {
+        let acked = self.sent.wrapping_sub(self.in_flight.len() as u32);
+        let new = chunks.wrapping_sub(acked) as usize;
+        (new <= self.in_flight.len()).then_some(new)
     }
 }
 

@@ -110,7 +110,8 @@ impl CopyTarget {
         }
         self.follows = Some(self.offered);
         self.is_blank = false;
-        self.chunks += 1;
+        // A copy may be kept up for months.
+        self.chunks = self.chunks.wrapping_add(1);
         let written = Job::CopyWritten(self.attempt, self.chunks);
         let chunks = vec![chunk];
         cx.ask(written, |job| Action::WriteChunks { job, chunks });
@@ -181,6 +182,8 @@ impl Replica {
     /// An attempt to join is over before its first syncvm. The pages copied so far stay as a warm copy,
     /// where one is wanted.
     pub(crate) fn leave_join(&mut self) {
+        // What a syncvm has brought so far is not in the guest yet.
+        self.follow.take_if(|it| !it.is_past_the_end_mark());
         let wanted = self.cx.config.warm == Warm::Full;
         let copy = if wanted { self.take_target() } else { None };
         if copy.is_none() {

@@ -1,12 +1,14 @@
 //! The role of a replica after the leader changes, the guest dies, or the in-sync set goes on without it.
 
 use crate::api::{Action, Note, OwnFault, Role};
+use crate::follow::tests::{end, joining, receiving};
 use crate::hypervisor::Order;
+use crate::phase::Phase;
 use crate::replica::Replica;
 use crate::testing::{LEADER, leader, new_secondary, secondary, sent_to_leader, taken};
 use plover_policy::VSMR;
 use plover_syncvm::message::Body;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
+use plover_types::{Index, Micros, PageLayout, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
 
 fn kills(actions: &[Action]) -> bool {
     actions.iter().any(|a| matches!(a, Action::KillGuest))
@@ -141,4 +143,63 @@ fn a_new_generation_drops_the_old_guest() {
     replica.on_install_snapshot(Index(0), ReplicaSet::of([LEADER]));
     assert_eq!(replica.role(), Role::Witness);
     assert!(kills(&taken(&mut replica)));
+}
+
+/// The leader, which may have been silent for a moment only, would wait for this replica's pages for 1.5 s, and then give it up.
+#[test]
+fn a_leader_that_is_suspected_learns_that_its_syncvm_is_given_up() {
+    let mut replica = receiving();
+    let view = View::new(1, LEADER);
+    replica.cx.group.view = view;
+    replica.on_follow(view, None);
+    let sent = sent_to_leader(&replica);
+    assert!(
+        matches!(
+            &sent[..],
+            [Body::GaveUp {
+                sync: SyncNo(1),
+                ..
+            }]
+        ),
+        "{sent:?}"
+    );
+    taken(&mut replica);
+    replica.on_follow(view, Some(LEADER));
+    assert_eq!(sent_to_leader(&replica), [], "once");
+}
+
+/// The same behind the end mark: it is acknowledged although the leader is suspected.
+#[test]
+fn a_leader_that_is_suspected_gets_its_acknowledgement() {
+    let mut replica = receiving();
+    let view = View::new(1, LEADER);
+    replica.cx.group.view = view;
+    replica.cx.config.layout = PageLayout::new(8, 8);
+    end(&mut replica, 0);
+    replica.on_follow(view, None);
+    assert_eq!(sent_to_leader(&replica), []);
+    replica.follow_disks_staged(SyncNo(1));
+    assert_eq!(sent_to_leader(&replica), [Body::Ack { sync: SyncNo(1) }]);
+}
+
+#[test]
+fn a_joiner_that_suspects_its_leader_says_that_it_has_left_and_keeps_its_copy() {
+    let mut replica = joining(false);
+    let view = View::new(1, LEADER);
+    replica.cx.group.view = view;
+    replica.on_follow(view, None);
+    let sent = sent_to_leader(&replica);
+    assert!(
+        matches!(&sent[..], [Body::CopyFailed { attempt: 7, .. }]),
+        "{sent:?}"
+    );
+    assert!(matches!(replica.phase, Phase::Witness { copy: Some(_) }));
+}
+
+#[test]
+fn a_joiner_whose_join_the_leader_gives_up_keeps_its_copy() {
+    let mut replica = joining(false);
+    replica.on_copy_failed(LEADER, 7, "why");
+    assert!(matches!(replica.phase, Phase::Witness { copy: Some(_) }));
+    assert!(!kills(&taken(&mut replica)));
 }

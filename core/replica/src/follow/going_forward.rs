@@ -57,7 +57,7 @@ impl Replica {
         chunks.append(&mut complete.staged.chunks);
         let device = std::mem::take(&mut complete.staged.device);
         self.follow_on(sync, Stage::Loading(complete));
-        let leader = self.cx.group.leader;
+        let leader = self.cx.leader_of_view();
         if let Some(leader) = leader.filter(|_| self.role() != Role::Leader) {
             self.cx.send_bulk(leader, Body::Ack { sync });
         }

@@ -86,7 +86,7 @@ pub(super) enum Stage {
 /// A syncvm that this replica takes part in.
 #[derive(Debug)]
 pub(crate) struct FollowSync {
-    pub(super) sync: SyncNo,
+    pub sync: SyncNo,
     /// When the cut reached this side.
     pub(super) since: Micros,
     /// The guest rests in the slot after it.

@@ -44,7 +44,7 @@ fn pages(pages: &[u32]) -> PageSet {
 }
 
 /// A secondary that has hashed what either side wrote and waits for pages; it has sent a frame itself.
-fn receiving() -> Replica {
+pub(crate) fn receiving() -> Replica {
     let mut replica = secondary(VSMR.policy);
     replica.cx.memory.ledger.settle();
     replica.on_outputs(vec![Frame(vec![1])]);
@@ -78,7 +78,7 @@ fn receiving() -> Replica {
     replica
 }
 
-fn end(replica: &mut Replica, chunks: u32) {
+pub(crate) fn end(replica: &mut Replica, chunks: u32) {
     let nothing = Unconsumed::default();
     replica.follow_end(
         SyncNo(1),
@@ -157,7 +157,7 @@ fn a_leader_that_is_lost_after_the_end_mark_changes_nothing_either() {
 }
 
 /// A joiner that waits for the pages of the syncvm that ends its join.
-fn joining(needs_reset: bool) -> Replica {
+pub(crate) fn joining(needs_reset: bool) -> Replica {
     let mut replica = receiving();
     replica.cx.config.needs_reset = needs_reset;
     let offer = Offer {

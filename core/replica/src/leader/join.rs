@@ -76,6 +76,14 @@ impl LeadJoin {
             replaces: true,
         }
     }
+
+    /// The same of an attempt that replaces nobody.
+    pub(super) fn ending(peer: ReplicaId) -> Self {
+        Self {
+            replaces: false,
+            ..Self::replacing(peer)
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -152,10 +160,14 @@ impl Leader {
             .is_some_and(|join| join.attempt == attempt)
     }
 
-    /// When the joiner was last heard of.
+    /// When the joiner was last heard of. In the final syncvm it says nothing of the copy.
     fn join_progress(&self, cx: &Context) -> Micros {
         let stream = cx.peers.copy();
-        stream.map_or(Micros::ZERO, |stream| stream.last_progress)
+        let copied = stream.map_or(Micros::ZERO, |stream| stream.last_progress);
+        let joiner = self.final_joiner();
+        let sync = self.sync.as_ref();
+        let sync = sync.filter(|sync| Some(sync.run.peer) == joiner);
+        copied.max(sync.map_or(Micros::ZERO, |sync| sync.run.last_progress))
     }
 
     pub(crate) fn join_deadline(&self, cx: &Context) -> Micros {
@@ -178,6 +190,9 @@ impl Leader {
         if join.replaces {
             // The secondary stands at the joiner's cut: its next sync lets it go on.
             self.slot.is_due = true;
+        } else if self.secondary(cx).is_none() {
+            // The joiner may have acknowledged the first of two syncvms, and will report nothing.
+            self.matching.stop();
         }
         if let Some(stream) = cx.peers.copy_mut() {
             // The next attempt may go on with the pages that were copied.
@@ -315,6 +330,9 @@ impl Leader {
         let resets = cx.config.needs_reset && !cx.takes_checkpoints();
         if resets && matches!(join.stage, Stage::Final) && !canary!(cx, JoinAtOnce) {
             join.stage = Stage::Settling;
+            if let Some(stream) = cx.peers.copy_mut() {
+                stream.last_progress = cx.now;
+            }
             return;
         }
         self.settles = join.replaces;

@@ -182,6 +182,7 @@ impl Leader {
         }
         self.slot.is_retry = false;
         self.settles = false;
+        self.partner.take_if(|partner| *partner == peer);
         self.matching.stop();
         cx.stop_translating();
         self.next_join_at = cx.now;

@@ -14,7 +14,7 @@
 //! | the process ends | nobody answers; the node's caller finds that its connection has ended |
 //!
 //! Under a policy that does not replicate inputs there is no entry. The input is safe with the next checkpoint that has its
-//! effects, or at once if there is no secondary.
+//! effects, or at once if there is no secondary and no joiner that takes a checkpoint.
 
 use super::Leader;
 use crate::api::{Action, NotTaken, OperatorInput, Ticket};
@@ -100,10 +100,12 @@ impl Leader {
 
     /// Answers the inputs that are safe by now.
     fn answer_safe(&self, cx: &mut Context) {
-        let (delivered, solo) = (cx.group.delivered, self.is_solo(cx));
+        let delivered = cx.group.delivered;
+        // A joiner that acknowledges the checkpoint under way may lead without what came behind its cut.
+        let alone = self.is_solo(cx) && self.sync.is_none();
         cx.operators.answer(&mut cx.out, |safe| match safe {
             Safe::Entry(index) => index <= delivered,
-            Safe::Checkpoint(_) => solo,
+            Safe::Checkpoint(_) => alone,
         });
     }
 

@@ -7,7 +7,7 @@ use crate::replica::Replica;
 use crate::testing::{LEADER as SECONDARY, apply, leader, taken};
 use plover_policy::{Policy, Preset, SyncReason};
 use plover_syncvm::SyncMessage;
-use plover_syncvm::message::Body;
+use plover_syncvm::message::{Body, CopyPurpose};
 use plover_types::{Frame, Lane, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
 
 const INTERVAL: Micros = Micros::from_ms(30);
@@ -50,7 +50,7 @@ fn job_of(actions: &[Action]) -> JobId {
 
 /// A protected leader whose guest has sent a frame and stands at the cut of its first checkpoint, one page
 /// dirty.
-fn at_the_cut() -> Replica {
+pub(crate) fn at_the_cut() -> Replica {
     let mut replica = leader(remus(), true);
     apply(
         &mut replica,
@@ -147,6 +147,38 @@ fn a_failed_sync_owes_its_pages_and_holds_its_outputs() {
     assert!(replica.cx.memory.ledger.owed().contains(PageNo(3)));
     assert_eq!(replica.cx.outputs.guard.len(), 1);
     assert!(replica.cx.outputs.cleared.is_empty());
+}
+
+/// The pages of a guest that writes fast take longer than a copy's patience.
+#[test]
+fn a_join_goes_on_as_long_as_its_final_sync_does() {
+    let mut replica = at_the_cut();
+    let (leader, cx) = replica.leading().unwrap();
+    cx.open_copy(SECONDARY, CopyPurpose::Join);
+    leader.join = Some(LeadJoin::replacing(SECONDARY));
+    cx.now = INTERVAL + Micros::from_ms(20_000);
+    leader.sync.as_mut().unwrap().run.last_progress = cx.now;
+    leader.tick_join(cx);
+    assert!(leader.join.is_some());
+    assert!(leader.join_deadline(cx) > cx.now);
+    cx.now = cx.now + Micros::from_ms(20_000);
+    leader.tick_join(cx);
+    assert!(leader.join.is_none(), "it stands still");
+}
+
+/// The joiner has acknowledged the first of its two syncs, and is gone. All that the guest sends would be kept.
+#[test]
+fn a_leader_without_a_secondary_compares_nothing() {
+    let hybrid = Preset::find("hybrid").unwrap().policy;
+    let mut replica = leader(hybrid, false);
+    let (leader, cx) = replica.leading().unwrap();
+    leader
+        .matching
+        .cut(SyncNo(1), false, &mut cx.rules.matching);
+    leader.matching.acknowledged(SyncNo(1));
+    leader.join = Some(LeadJoin::ending(ReplicaId(2)));
+    leader.fail_join(cx, "why");
+    assert!(!leader.matching.compares());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::leader::Leader;
 use crate::phase::Phase;
 use crate::replica::Replica;
-use apus::Members;
+use apus::{Members, VOTERS_MAX};
 use plover_types::{ReplicaId, ReplicaSet};
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +126,12 @@ pub enum MemberRefused {
         /// The voters that do not answer.
         silent: ReplicaSet,
     },
+    /// Stop the host that leaves.
+    #[error(
+        "a group has {} voters at most, so the new one gets its place behind replica {}, which answers: stop that one first",
+        .1, .0.0
+    )]
+    NoPlace(ReplicaId, usize),
     /// Nothing to change.
     #[error("a group of {0} keeps its members: a host is replaced in groups of three or more")]
     Small(usize),
@@ -139,14 +145,15 @@ impl Leader {
         order: &MemberOrder,
     ) -> Result<Option<GroupRecord>, MemberRefused> {
         use MemberRefused::{
-            Answers, Full, Holds, IsMember, Leads, NoId, NoMajority, SameAddress, Short, Small,
-            Surplus, UnderWay, Unknown, Used,
+            Answers, Full, Holds, IsMember, Leads, NoId, NoMajority, NoPlace, SameAddress, Short,
+            Small, Surplus, UnderWay, Unknown, Used,
         };
         let (me, record) = (cx.config.me, &cx.group.record);
         let members = cx.group.core.status().members;
         let Members { voters, .. } = members;
-        if cx.is_pair() || cx.config.members.len() == 1 {
-            return Err(Small(cx.config.members.len()));
+        let size = usize::from(record.size);
+        if cx.is_pair() || size == 1 {
+            return Err(Small(size));
         }
         let change = order.change();
         let is_at = |id: ReplicaId| record.addresses.get(&id) == order.address();
@@ -198,12 +205,16 @@ impl Leader {
                 return Err(SameAddress(other, address.clone()));
             }
         }
-        let size = usize::from(record.size);
         let is_surplus = voters.len() > size;
         match order {
             MemberOrder::Add { .. } if voters.len() >= size => return Err(Full(voters.len())),
             MemberOrder::Replace { .. } if voters.len() < size => return Err(Short),
             MemberOrder::Replace { .. } if is_surplus => return Err(Surplus(voters.len())),
+            MemberOrder::Replace { old, .. }
+                if voters.len() == VOTERS_MAX && !cx.peers.dead().contains(*old) =>
+            {
+                return Err(NoPlace(*old, VOTERS_MAX));
+            }
             MemberOrder::Remove { id } if *id == me => return Err(Leads(me)),
             MemberOrder::Remove { id }
                 if (!is_surplus && !cx.peers.dead().contains(*id))

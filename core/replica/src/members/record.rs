@@ -101,6 +101,12 @@ impl GroupRecord {
         })
     }
 
+    /// Whether it is a group of two, which has no third replica to decide. One of three that has lost a member for the time
+    /// being is none, whatever its configuration file says.
+    pub fn is_pair(&self) -> bool {
+        self.size == 2
+    }
+
     /// Whether the log has said this, and not only the configuration file.
     pub fn is_of_the_log(&self) -> bool {
         self.generation > View::NONE

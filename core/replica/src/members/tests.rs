@@ -150,13 +150,18 @@ fn a_group_that_has_lost_a_member_gets_one_without_a_copy() {
 
 /// Replica 0 of three, which leads and whose peers all answer.
 fn leader() -> Replica {
-    let config = Config::new(ReplicaId(0), set(&[0, 1, 2]), 16);
+    leader_of(3)
+}
+
+fn leader_of(count: u8) -> Replica {
+    let all = ReplicaSet::of((0..count).map(ReplicaId));
+    let config = Config::new(ReplicaId(0), all, 16);
     let mut replica = Replica::new(config, Start::Fresh, Micros(1));
     let address = |id: u8| (ReplicaId(id), format!("h:{id}"));
-    replica.cx.group.record = GroupRecord::configured((0..3).map(address).collect());
+    replica.cx.group.record = GroupRecord::configured((0..count).map(address).collect());
     let leader = crate::leader::Leader::new(&replica.cx.config, Micros(1));
     replica.enter(crate::phase::Phase::Leader(Box::new(leader)));
-    for id in [1, 2] {
+    for id in 1..count {
         let peer = replica.cx.peers.get_mut(ReplicaId(id)).unwrap();
         (peer.is_linked, peer.is_alive) = (true, true);
     }
@@ -225,6 +230,10 @@ fn an_order_that_cannot_be_carried_out_is_refused_with_the_way_out() {
     assert_eq!(why(&replica, remove(3)), "");
     replica.cx.group.in_sync = set(&[0, 3]);
     refused(&replica, remove(3), "holds the guest by now");
+    let mut nine = leader_of(9);
+    refused(&nine, replace(1, 9, "h:9"), "stop that one first");
+    dies(&mut nine, 1);
+    assert_eq!(why(&nine, replace(1, 9, "h:9")), "");
     let witness = crate::testing::witness(VSMR.policy, crate::api::Warm::Off);
     refused(&witness, remove(1), "does not lead");
 }

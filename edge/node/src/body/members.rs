@@ -168,8 +168,9 @@ impl Body {
         let voters = self.replica.consensus_core().status().members.voters;
         status["voters"] = voters.iter().map(|id| id.0).collect();
         let consensus = self.replica.consensus_core().status();
-        status["pair"] = self.config.is_pair().into();
-        status["can_split"] = self.config.can_split().into();
+        let pair = record.is_pair();
+        status["pair"] = pair.into();
+        status["can_split"] = (pair && !self.config.group.fencing).into();
         status["doubts"] = consensus.doubts.into();
         status["awaits_off"] = consensus.awaits_off.map(|id| id.0).into();
         status["left"] = record.left.iter().map(|id| id.0).collect();

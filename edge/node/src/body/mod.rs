@@ -111,7 +111,7 @@ pub fn run(
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
     let mut body = Body::open(file, process, log)?;
-    if body.config.can_split() {
+    if body.replica.group_record().is_pair() && !body.config.group.fencing {
         tracing::warn!(event = "can_split", "this group can split: {SPLIT_WARNING}");
     }
     ready(body.control.handle());

@@ -172,8 +172,8 @@ impl ReplicaConfig {
         plover_replica::Config {
             me: ReplicaId(self.group.me),
             members: voters,
-            pair: self.is_pair(),
-            fencing: self.group.fencing,
+            pair: record.is_pair(),
+            fencing: self.group.fencing && record.is_pair(),
             record,
             contacts,
             first_leader,

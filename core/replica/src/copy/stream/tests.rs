@@ -95,6 +95,24 @@ fn pages_of_lost_chunks_are_owed_again() {
     assert_eq!(stream.begin_sweep(PageNo(0)), PAGES);
 }
 
+/// At 512 chunks a second they are counted once around in three months.
+#[test]
+fn a_copy_outlives_the_counter_of_its_chunks() {
+    let mut stream = Stream::new(ReplicaId(2), 7, PAGES);
+    stream.opened(None, PAGES);
+    stream.sent = u32::MAX - 1;
+    stream.begin_sweep(PageNo(0));
+    for seq in [u32::MAX - 1, u32::MAX, 0, 1] {
+        assert_eq!(stream.next_chunk(4).map(|(seq, _)| seq), Some(seq));
+    }
+    stream.acked(u32::MAX);
+    assert_eq!(stream.behind(), PAGES - 32);
+    stream.reopen(2, KEY, Micros(1));
+    stream.opened(Some(1), 0);
+    assert_eq!(stream.begin_sweep(PageNo(0)), PAGES - 3 * 32);
+    assert_eq!(stream.next_chunk(4).map(|(seq, _)| seq), Some(1));
+}
+
 /// A source and a target with random writes, losses and reopenings: what differs is owed or on
 /// its way, always.
 #[test]

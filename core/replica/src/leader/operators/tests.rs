@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::api::Event;
+use crate::leader::tests::at_the_cut;
 use crate::testing::{LEADER as SECONDARY, apply, leader, taken};
 use plover_policy::{Policy, Preset};
-use plover_types::{Frame, Unconsumed, View};
+use plover_types::{Frame, ReplicaSet, Unconsumed, View};
 
 const INTERVAL: Micros = Micros::from_ms(30);
 
@@ -105,6 +106,20 @@ fn an_input_that_comes_while_the_guest_is_being_paused_is_safe_with_the_next_che
     };
     assert_eq!(synced(number), []);
     assert_eq!(synced(SyncNo(number.0 + 1)), [(1, Ok(()))]);
+}
+
+/// A joiner that acknowledges the checkpoint leads without what came behind its cut.
+#[test]
+fn an_input_behind_the_cut_of_a_joiner_is_safe_with_the_next_checkpoint_or_if_the_join_fails() {
+    let mut replica = at_the_cut();
+    let me = replica.cx.config.me;
+    replica.cx.group.in_sync = ReplicaSet::of([me]);
+    let out = apply(&mut replica, INTERVAL, given(1));
+    assert!(answers(&out).is_empty(), "{out:?}");
+    let (leader, cx) = replica.leading().unwrap();
+    leader.abort_sync(cx, "why");
+    let out = apply(&mut replica, INTERVAL, Event::Tick);
+    assert_eq!(answers(&out), [(1, Ok(()))]);
 }
 
 /// Nothing that an operator was told to be taken is lost with the lead, and nothing is lost without a word.
