@@ -13,14 +13,14 @@
 use crate::api::{Difference, Excerpts};
 use crate::{Claim, ConnectionId, Excerpt};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Claims that go in one entry at most, and how long the first one of them waits for others.
 const CLAIMS_MAX: usize = 64;
 const CLAIMS_WAIT: Micros = Micros::from_ms(20);
 
-/// Pieces that are compared at a time, and own pieces whose bytes are kept: those of the newest
+/// Pieces that are compared at a time, the newest, and own pieces whose bytes are kept, those of the newest
 /// connections. A piece that is forgotten is not compared.
 const PIECES_MAX: usize = 4096;
 const KEPT_MAX: usize = 1024;
@@ -66,6 +66,8 @@ pub(crate) struct Check {
     /// Bytes of whole pieces, for excerpts.
     kept: BTreeMap<Name, Vec<u8>>,
     votes: BTreeMap<Name, Votes>,
+    /// Their names and those of former ones, the oldest first.
+    order: VecDeque<Name>,
     claims: Vec<Claim>,
     claims_due: Micros,
     /// Excerpts that wait for another replica's.
@@ -81,6 +83,7 @@ impl Check {
             under_way: BTreeMap::new(),
             kept: BTreeMap::new(),
             votes: BTreeMap::new(),
+            order: VecDeque::new(),
             claims: Vec::new(),
             claims_due: Micros::NEVER,
             excerpts: BTreeMap::new(),
@@ -176,7 +179,11 @@ impl Check {
     fn vote(&mut self, replica: ReplicaId, claim: &Claim) -> Option<Verdict> {
         let name = (claim.connection, claim.from);
         let quorum = self.members.len() / 2 + 1;
-        let votes = self.votes.entry(name).or_default();
+        let order = &mut self.order;
+        let votes = self.votes.entry(name).or_insert_with(|| {
+            order.push_back(name);
+            Votes::default()
+        });
         votes.of.insert(replica, (claim.length, claim.hash));
         let count = |vote: (u32, u64)| votes.of.values().filter(|it| **it == vote).count();
         let first = votes.of.values().next().copied();
@@ -206,10 +213,21 @@ impl Check {
                 is_new.then_some(Verdict::Wrong(difference))
             }
         };
-        if self.votes.len() > PIECES_MAX {
-            self.votes.pop_first();
-        }
+        self.forget_oldest();
         verdict
+    }
+
+    /// Where a replica is away, pieces wait for its vote.
+    fn forget_oldest(&mut self) {
+        while self.votes.len() > PIECES_MAX {
+            let Some(oldest) = self.order.pop_front() else {
+                return;
+            };
+            self.votes.remove(&oldest);
+        }
+        if self.order.len() > 2 * PIECES_MAX {
+            self.order.retain(|name| self.votes.contains_key(name));
+        }
     }
 
     /// The own bytes of a piece that differs, for the log.
@@ -290,6 +308,38 @@ mod tests {
         }
         let (_, ended) = claims(&bytes, 64, true);
         assert_eq!((&ended[..9], ended[9].length), (&whole[..], 50));
+    }
+
+    /// One replica is away, so no piece gets all votes. The oldest connection is used last.
+    #[test]
+    fn pieces_that_wait_for_a_vote_do_not_keep_newer_ones_from_being_compared() {
+        let mut check = Check::new(R[0], ReplicaSet::of(R), Some(1));
+        let of = |index| {
+            ConnectionId(Viewstamp {
+                view: View(16),
+                index: Index(index),
+            })
+        };
+        let mut verdicts = Vec::new();
+        let mut both_send = |check: &mut Check, connection, from, byte: u8, others: u8| {
+            check.sent(Micros(1), connection, &[byte], &mut verdicts);
+            let claim = Claim {
+                connection,
+                from,
+                length: 1,
+                hash: xxh3_64(&[others]),
+            };
+            check.claimed(R[1], &claim)
+        };
+        for from in 0..PIECES_MAX as u64 {
+            assert_eq!(both_send(&mut check, of(9), from, 1, 1), None);
+        }
+        for from in 0..2 * PIECES_MAX as u64 {
+            assert_eq!(both_send(&mut check, of(7), from, 1, 1), None);
+        }
+        let differs = both_send(&mut check, of(7), 2 * PIECES_MAX as u64, 1, 2);
+        assert!(matches!(differs, Some(Verdict::Differs(_))), "{differs:?}");
+        assert!(check.order.len() <= 2 * PIECES_MAX);
     }
 
     #[test]

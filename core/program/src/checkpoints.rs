@@ -70,6 +70,11 @@ pub(crate) struct Checkpoints {
     pub needed: bool,
     /// A replica has none to start from.
     lacking: bool,
+    /// The replica that was asked last, and has taken none. It may say so twice.
+    refused: Option<ReplicaId>,
+    /// What each replica whose program had diverged had executed then, as it has said last. It says so until the log shows it,
+    /// and each time would be a need of its own.
+    diverged: BTreeMap<ReplicaId, Index>,
 }
 
 impl Checkpoints {
@@ -94,6 +99,8 @@ impl Checkpoints {
             attempts: 0,
             needed: false,
             lacking: false,
+            refused: None,
+            diverged: BTreeMap::new(),
         }
     }
 
@@ -155,7 +162,9 @@ impl Checkpoints {
         self.held.retain(|_, it| !is_wrong(it.taken_by, it.at));
         let fetching = self.fetching.as_ref();
         self.spoiled |= fetching.is_some_and(|it| is_wrong(it.taken_by, it.at));
-        self.needs(replica);
+        if self.diverged.insert(replica, executed) != Some(executed) {
+            self.needs(replica);
+        }
         let own = self.own.as_ref().map(|it| (it.taken_by, it.at));
         let wrong = own.filter(|(taken_by, at)| is_wrong(*taken_by, *at))?;
         self.disown();
@@ -212,6 +221,7 @@ impl Checkpoints {
             until: now + config.checkpoint_within,
             until_if_full: now + config.checkpoint_within_if_full,
         });
+        self.refused = None;
         self.needed = false;
     }
 
@@ -246,7 +256,8 @@ impl Checkpoints {
     pub fn needs(&mut self, replica: ReplicaId) {
         if self.asked.is_some_and(|it| it.by == replica) {
             self.given_up();
-        } else {
+            self.refused = Some(replica);
+        } else if self.refused != Some(replica) {
             self.lacking = true;
         }
         self.needed = true;

@@ -2,6 +2,7 @@
 
 use crate::api::{Action, Entrance, Note, Taint};
 use crate::canary::canary;
+use crate::checkpoints::REPEAT;
 use crate::direct::Fate;
 use crate::phase::Quiet;
 use crate::replica::{Replica, propose};
@@ -239,6 +240,11 @@ impl Replica {
         self.checkpoints.asked(now, at, by, &self.config);
         let is_old = self.checkpoints.newest().is_some_and(|newest| newest >= at);
         if by != self.config.me || is_old {
+            return;
+        }
+        if self.failed_at.is_some_and(|failed| failed >= at) {
+            // The log may say so already, behind this entry.
+            self.refuse(now + REPEAT);
             return;
         }
         if may_take && self.config.checkpoints {

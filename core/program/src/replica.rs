@@ -42,6 +42,8 @@ pub struct Replica {
     pub(crate) confesses: Option<Index>,
     /// The log does not say yet that it cannot take the checkpoint that it was asked for.
     pub(crate) refuses: bool,
+    /// The newest cut at which it could not take a checkpoint. A program that does not survive the attempt comes to that cut again.
+    pub(crate) failed_at: Option<Viewstamp>,
     /// It was noted that there is no checkpoint.
     pub(crate) lacks: bool,
     /// The connection on which replicas differed last.
@@ -70,6 +72,7 @@ impl Replica {
             say_at: Micros::ZERO,
             confesses: None,
             refuses: false,
+            failed_at: None,
             lacks: false,
             differs: None,
             noted: ReplicaSet::EMPTY,
@@ -231,7 +234,8 @@ impl Replica {
         if !self.phase.executes() {
             return;
         }
-        open.session.sent += bytes.len() as u64;
+        // Of an inherited connection it is what the leader's program has written into its shared memory.
+        open.session.sent = open.session.sent.saturating_add(bytes.len() as u64);
         self.feed.active_at = now;
         let is_compared = !open.inherited;
         if self.replies() {

@@ -58,6 +58,9 @@ impl Replica {
             // Said once more; the program meets that cut again.
             self.need(out);
         }
+        if let Some(at) = self.feed.checkpoint.filter(|_| self.taking) {
+            self.failed_at = self.failed_at.max(Some(at));
+        }
         (self.stalled, self.taking) = (false, false);
         self.runs_since = Micros::NEVER;
         self.pace.stops(now);
@@ -106,6 +109,7 @@ impl Replica {
         }
         if self.checkpoints.fetching.is_some() {
             // Begun before the program was stopped.
+            self.repeat_at = self.repeat_at.max(now + REPEAT);
             return;
         }
         if let Some(held) = self.another().cloned() {
@@ -205,6 +209,7 @@ impl Replica {
             }
             Err(why) => {
                 // The leader asks another replica.
+                self.failed_at = self.failed_at.max(Some(at));
                 self.refuse(now);
                 out.push(Action::Note(Note::CheckpointFailed(why)));
             }
@@ -254,7 +259,7 @@ impl Replica {
 mod tests {
     use super::*;
     use crate::lead::tests::config;
-    use crate::{Event, LogState};
+    use crate::{Entry, Event, LogState};
     use plover_types::{ReplicaId, View};
 
     fn at(index: u64) -> Viewstamp {
@@ -360,6 +365,37 @@ mod tests {
         }
         assert!(tried.contains(&newer.at), "{tried:?}");
         assert_eq!(starting.replica.own(), Some(&own(10, 0)));
+    }
+
+    /// The program does not survive the attempt, is restored, and comes to the same entry.
+    #[test]
+    fn a_checkpoint_that_ends_the_program_is_not_tried_again() {
+        let mut replica = Replica::new(config(), None);
+        let cut = Entry::Cut(Some(ReplicaId(0))).encode();
+        let log = LogState {
+            commit: Index(1),
+            last: at(1),
+            ..LogState::default()
+        };
+        let runs_from = |replica: &mut Replica, now| {
+            let mut out = Vec::new();
+            replica.apply(now, Event::Log(log), &mut out);
+            replica.apply(now, Event::Started(State::default()), &mut out);
+            replica.apply(now, Event::Entry(at(1), Some(&cut)), &mut out);
+            let takes = |action: &&Action| matches!(action, Action::TakeCheckpoint(..));
+            out.iter().filter(takes).count()
+        };
+        assert_eq!(runs_from(&mut replica, Micros::from_ms(50)), 1);
+        let failed = Event::CheckpointTaken(Err("it takes too long to end".into()));
+        for event in [failed, Event::Died("it was killed".into())] {
+            replica.apply(Micros::from_ms(51), event, &mut Vec::new());
+        }
+        assert_eq!(runs_from(&mut replica, AGAIN_AFTER_MAX), 0);
+        assert_eq!(replica.feed.next, Index(2), "it goes on");
+        assert!(
+            replica.refuses,
+            "and says that it has none, if the log does not"
+        );
     }
 
     /// The newest one is the same on all replicas.

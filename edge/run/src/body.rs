@@ -377,7 +377,11 @@ impl Body {
             Action::Start(from) => self.start(from),
             Action::Stop => {
                 self.program = None;
-                self.starting = None;
+                if let Some(Starting::Listening(_, Some(own)) | Starting::Readying(_, Some(own))) =
+                    self.starting.take()
+                {
+                    self.files.remove(&own);
+                }
                 self.forget_connections();
                 if let Some(wanted) = &mut self.archiving {
                     *wanted = false;

@@ -81,9 +81,9 @@ impl Body {
         match result {
             Ok(own) => {
                 self.forget_connections();
-                if let Err(why) = self.spawn(Some(own)) {
+                if let Err(why) = self.spawn(Some(own.clone())) {
                     self.starting = None;
-                    self.apply(Event::Died(why));
+                    self.dies_after(Some(own), why);
                 }
             }
             Err(why) => {
@@ -147,6 +147,9 @@ impl Body {
                 Some(Starting::Readying(_, None)) => {
                     self.apply(Event::StartFailed(format!("{why} before it was ready")));
                 }
+                Some(Starting::Listening(_, after) | Starting::Readying(_, after)) => {
+                    self.dies_after(after, why);
+                }
                 _ => self.apply(Event::Died(why)),
             };
         }
@@ -165,13 +168,13 @@ impl Body {
                 if since.elapsed() > SEEN_WITHIN {
                     self.listens_late = None;
                     self.program = None;
-                    self.starting = None;
                     self.forget_connections();
                     let port = self.config.program.port;
                     self.apply(Event::StartFailed(format!(
                         "it listens on port {port}, and the preloaded library does not see it, as with a static or a \
                          set-user-id program: use program.via = \"proxy\""
                     )));
+                    self.starting = None;
                 }
                 return;
             }
@@ -228,7 +231,15 @@ impl Body {
                 let _ = self.files.newest();
             }
             (Err(why), None) => self.apply(Event::StartFailed(why)),
-            (Err(why), Some(_)) => self.apply(Event::Died(why)),
+            (Err(why), after) => self.dies_after(after, why),
         }
+    }
+
+    /// The program was ended for a checkpoint, and has not started again. The core does not know the checkpoint.
+    fn dies_after(&mut self, checkpoint: Option<Own>, why: String) {
+        if let Some(own) = checkpoint {
+            self.files.remove(&own);
+        }
+        self.apply(Event::Died(why));
     }
 }
