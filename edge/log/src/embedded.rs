@@ -5,7 +5,7 @@ use crate::envelope::Envelope;
 use crate::mail::Mail;
 use crate::pending::Origin;
 use crate::{Error, Server, ServerError, StateMachine};
-use plover_types::{Index, ReplicaSet, Viewstamp};
+use plover_types::{Index, Micros, ReplicaSet, Viewstamp};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -88,9 +88,14 @@ impl<M: StateMachine> Server<M> {
 
     /// Until when no other replica can lead, if this one does. A point of time that is over means that another one may.
     pub fn leased_until(&self) -> Instant {
-        let until = self.core.lease_until().0.saturating_sub(1);
-        // A group of one has it for ever.
-        self.started + Duration::from_micros(until).min(self.started.elapsed() + FOR_EVER)
+        // In this order: a pause between the two makes it earlier, and not later.
+        let now = Instant::now();
+        let left = self.core.lease_until().since(self.now());
+        match left {
+            Micros::ZERO => self.started,
+            // A group of one has it for ever.
+            left => now + Duration::from_micros(left.0).min(FOR_EVER),
+        }
     }
 
     /// The leader trims the log up to `index`, which is applied. With

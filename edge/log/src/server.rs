@@ -27,12 +27,19 @@ use plover_fabric::{Attached, BoxedFabric, FabricEvent, Keys, Lane};
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// CLOCK_BOOTTIME, which goes on while the host is suspended: a leader that wakes up knows that its lease is over.
+fn boot_clock() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
 
 /// The largest message between replicas, even if the fabric carries larger ones: an eighth of a
 /// ring of the default size, so that a full window never overflows it.
@@ -80,6 +87,8 @@ pub struct Server<M> {
     pub(crate) entry_bytes_max: usize,
     stopper: Stopper,
     pub(crate) started: Instant,
+    /// The same on [`boot_clock`].
+    began: Duration,
 }
 
 impl<M> std::fmt::Debug for Server<M> {
@@ -197,6 +206,7 @@ impl<M: StateMachine> Server<M> {
             entry_bytes_max: message_bytes_max.saturating_sub(ENTRY_OVERHEAD_MAX),
             stopper,
             started: Instant::now(),
+            began: boot_clock(),
             config,
         };
         server.fabric.speak(server.core.versions());
@@ -256,7 +266,7 @@ impl<M: StateMachine> Server<M> {
 
     /// This replica's clock: microseconds since it started, never zero.
     pub(crate) fn now(&self) -> Micros {
-        Micros(self.started.elapsed().as_micros() as u64 + 1)
+        Micros(boot_clock().saturating_sub(self.began).as_micros() as u64 + 1)
     }
 
     fn tick(&mut self) {

@@ -129,7 +129,7 @@ EXPORT int dup(int fd)
 {
     int copy = REAL(dup)(fd);
     uint32_t number = slot_of(fd);
-    if (number && copy >= 0 && copy < DESCRIPTORS_MAX)
+    if (number && copy >= 0 && copy < DESCRIPTORS_MAX && getpid() == process)
         keep(copy, number);
     return copy;
 }
@@ -168,7 +168,7 @@ static int control(int fd, int command, void *argument)
 {
     int result = (int)REAL(fcntl)(fd, command, argument);
     uint32_t number = command == F_DUPFD || command == F_DUPFD_CLOEXEC ? slot_of(fd) : 0;
-    if (number && result >= 0 && result < DESCRIPTORS_MAX)
+    if (number && result >= 0 && result < DESCRIPTORS_MAX && getpid() == process)
         keep(result, number);
     return result;
 }
@@ -191,9 +191,11 @@ EXPORT int fcntl64(int fd, int command, ...)
     return control(fd, command, argument);
 }
 
-/* Before a fork: the child has all descriptors, too. If the fork fails, they are counted too high. */
+/* Before a fork: the child has all descriptors, too. Another thread may close or accept some at this moment, and a child
+ * may end without a word; plover looks for connections that nobody has open (edge/run/src/direct/holders.rs). */
 static void before_fork(void)
 {
+    atomic_fetch_add(&shared->forks, 1);
     for (int fd = 0, high = atomic_load(&highest); fd <= high; fd++)
         if (slot_of(fd))
             atomic_fetch_add(&slot_at(slot_of(fd))->refs, 1);

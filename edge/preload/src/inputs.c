@@ -76,6 +76,7 @@ static ssize_t take_part(int fd, struct slot *slot, const struct msghdr *message
             errno = EBADF;
             return -1;
         }
+        atomic_store(&shared->reading, number);
         got = failed ? -1 : REAL(recvmsg)(fd, &part, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
         int error = failed ? failed : errno;
         bool is_over = got == 0 || (got < 0 && error != EAGAIN && error != EINTR);
@@ -88,6 +89,7 @@ static ssize_t take_part(int fd, struct slot *slot, const struct msghdr *message
             input = fill(RECORD_BYTES, number, 0, parts, (size_t)got);
         else if (is_end)
             input = fill(RECORD_END, number, 0, NULL, 0);
+        atomic_store(&shared->reading, 0);
         unlock();
         errno = error;
         if (got >= 0 || error != EAGAIN)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The first word of the memory.
 pub const SHARED_MAGIC: u32 = 0x504c_5652;
 /// The version of its layout.
-pub const SHARED_VERSION: u32 = 4;
+pub const SHARED_VERSION: u32 = 5;
 /// Connections at a time.
 pub const SLOTS: usize = 4096;
 /// The bits of a slot's number in `by_port`.
@@ -99,7 +99,7 @@ pub struct Shared {
     pub clock_epoch: AtomicU32,
     /// The time of what the program is given next, µs since 1970.
     pub next_us: AtomicU64,
-    /// No other replica leads before this: the monotonic clock, µs.
+    /// No other replica leads before this: CLOCK_BOOTTIME, µs.
     pub leased_until: AtomicU64,
     gap_2: [u32; 20],
     /// Bytes of the ring that the program has filled.
@@ -115,7 +115,11 @@ pub struct Shared {
     pub listens: AtomicU32,
     /// The program's time, µs since 1970.
     pub now_us: AtomicU64,
-    gap_3: [u32; 22],
+    /// Processes that the program has made of itself, or tried to.
+    pub forks: AtomicU32,
+    /// The slot, from 1 on, that the thread with the lock reads from; 0 for none.
+    pub reading: AtomicU32,
+    gap_3: [u32; 20],
     /// Generation and slot, by the port of plover's end.
     pub by_port: [AtomicU32; 65536],
     /// All connections.

@@ -121,7 +121,7 @@ uint64_t fill(uint16_t kind, uint32_t slot, uint16_t flag, const struct iovec *p
 {
     uint64_t head = atomic_load(&shared->head), number = atomic_load(&shared->inputs);
     if (kind <= RECORD_END || kind == RECORD_CLOCK)
-        atomic_store(&shared->inputs, ++number);
+        number++;
     struct record record = {.bytes = (uint32_t)bytes,
                             .kind = kind,
                             .flag = flag,
@@ -136,6 +136,8 @@ uint64_t fill(uint16_t kind, uint32_t slot, uint16_t flag, const struct iovec *p
         left -= part;
     }
     atomic_store(&shared->head, head + whole(bytes));
+    /* Behind it: a process that is killed here has filled in a whole record or none. */
+    atomic_store(&shared->inputs, number);
     return number;
 }
 
@@ -180,7 +182,7 @@ static bool may_send(uint64_t inputs)
     struct timespec now;
     if (!shared->wait_read && atomic_load(&shared->committed) < inputs)
         return false;
-    REAL(clock_gettime)(CLOCK_MONOTONIC, &now);
+    REAL(clock_gettime)(CLOCK_BOOTTIME, &now);
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000 <
            atomic_load(&shared->leased_until);
 }

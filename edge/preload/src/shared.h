@@ -11,7 +11,7 @@
 
 enum {
     SHARED_MAGIC = 0x504c5652,
-    SHARED_VERSION = 4,
+    SHARED_VERSION = 5,
     PORTS = 65536,
     SLOTS = 4096,
     RING_AT = 1 << 20,
@@ -46,7 +46,7 @@ struct slot {
     _Atomic uint32_t port; /* the client's, host order */
     _Atomic uint64_t lost_from; /* inputs from this number on are not in the log */
     /* Written by the program. */
-    _Atomic uint32_t refs; /* descriptors of all processes */
+    _Atomic uint32_t refs; /* descriptors of all processes; too high after the kernel has closed some by itself */
     _Atomic uint32_t ended;
     _Atomic uint32_t broken;
     _Atomic uint32_t generation; /* by plover: which use of the slot this is */
@@ -77,7 +77,7 @@ struct shared {
     _Atomic uint32_t sleeps;    /* plover waits for its eventfd */
     _Atomic uint32_t clock_epoch; /* the program's time follows this host's in this epoch */
     _Atomic uint64_t next_us;   /* the time of what the program is given next */
-    _Atomic uint64_t leased_until; /* no other replica leads before this: CLOCK_MONOTONIC, µs */
+    _Atomic uint64_t leased_until; /* no other replica leads before this: CLOCK_BOOTTIME, µs */
     uint32_t gap_2[20];
     /* 256: written by the program */
     _Atomic uint64_t head;   /* bytes of the ring that the program has filled */
@@ -87,7 +87,9 @@ struct shared {
     _Atomic uint32_t waiters; /* threads that wait for the bell */
     _Atomic uint32_t listens; /* the program listens at its port, and this library knows */
     _Atomic uint64_t now_us; /* the program's time, µs since 1970 */
-    uint32_t gap_3[22];
+    _Atomic uint32_t forks;  /* processes that the program has made of itself, or tried to */
+    _Atomic uint32_t reading; /* the slot, from 1 on, that the thread with the lock reads from; 0 for none */
+    uint32_t gap_3[20];
     /* 384 */
     _Atomic uint32_t by_port[PORTS]; /* generation and slot, by the port of plover's end */
     struct slot slots[SLOTS];

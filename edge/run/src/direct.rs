@@ -17,6 +17,7 @@
 
 mod connections;
 mod door;
+mod holders;
 mod launch;
 mod memory;
 mod pump;
@@ -30,8 +31,10 @@ pub(crate) use refused::refuse;
 
 use crate::clients::ends_in_order;
 use crate::config::{Clock, RunConfig};
+use crate::program::{Stat, unless_gone};
 use connections::Connections;
 use door::Door;
+use holders::Holders;
 use memory::{Memory, Terms};
 use plover_program::{Client, ConnectionId, Entrance};
 use plover_types::Viewstamp;
@@ -58,6 +61,15 @@ struct Outstanding {
     of: Option<(usize, u32)>,
 }
 
+/// A connection that no process of the program has open any more.
+#[derive(Clone, Copy, Debug)]
+struct Deserted {
+    slot: usize,
+    generation: u32,
+    /// The records up to this byte of the ring come first.
+    behind: u64,
+}
+
 /// The leader's side of a preloaded program, and the memory that both share.
 #[derive(Debug)]
 pub(crate) struct Direct {
@@ -72,6 +84,14 @@ pub(crate) struct Direct {
     /// Clients' connections that the program has ended, with an entry that is not committed: so far they end by a reset.
     closing: VecDeque<(Viewstamp, TcpStream)>,
     happened: VecDeque<Happened>,
+    holders: Holders,
+    deserted: VecDeque<Deserted>,
+    /// The number of the last record that was taken.
+    number: u64,
+    /// The thread that had the lock at the last two looks, and had ended.
+    dead_owner: Option<u32>,
+    /// The one that had it at the last look, and what the program had filled then.
+    suspect: Option<(u32, u64)>,
     epoch: u32,
     /// Input of older epochs cannot be proposed any more.
     epoch_min: u32,
@@ -116,6 +136,11 @@ impl Direct {
             outstanding: VecDeque::new(),
             closing: VecDeque::new(),
             happened: VecDeque::new(),
+            holders: Holders::new(),
+            deserted: VecDeque::new(),
+            number: 0,
+            dead_owner: None,
+            suspect: None,
             epoch: 1,
             epoch_min: 1,
             quiesces: false,
@@ -149,6 +174,9 @@ impl Direct {
         self.outstanding.clear();
         self.closing.clear();
         self.happened.clear();
+        self.holders = Holders::new();
+        self.deserted.clear();
+        (self.number, self.dead_owner, self.suspect) = (0, None, None);
         (self.quiesces, self.is_full, self.rings) = (false, false, false);
     }
 
@@ -164,7 +192,8 @@ impl Direct {
             return patience;
         };
         memory.shared().sleeps.store(1, SeqCst);
-        let is_busy = (memory.has_more() && !self.is_full) || !self.happened.is_empty();
+        let has_more = memory.has_more() || self.next_deserted(memory).is_some();
+        let is_busy = (has_more && !self.is_full) || !self.happened.is_empty();
         if is_busy { Duration::ZERO } else { patience }
     }
 
@@ -326,8 +355,62 @@ impl Direct {
     pub fn lease(&mut self, until: Instant) {
         self.leased_until = until;
         if let Some(memory) = &self.memory {
-            memory.lease(memory::of_the_monotonic_clock(until));
+            memory.lease(memory::of_the_boot_clock(until));
         }
+    }
+
+    // ---- what nothing announces
+
+    /// Whether it is time to look at what nothing announces.
+    pub fn looks(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.memory.is_some() && now >= self.looked_at + LOOK_EVERY;
+        if is_due {
+            self.looked_at = now;
+        }
+        is_due
+    }
+
+    /// Looks for what processes have left that were killed: `program` is the number of the first one.
+    pub fn look_for_the_dead(&mut self, program: u32) {
+        let Some(memory) = &self.memory else { return };
+        // Twice, and with nothing filled in between: another process's thread may have a number that none has here.
+        let (_, filled) = memory.taken_and_filled();
+        let is_dead = |owner: &u32| {
+            let stat = unless_gone(Stat::of(*owner));
+            stat.is_ok_and(|it| it.is_none_or(Stat::is_ending))
+        };
+        let owner = memory.lock_owner().filter(is_dead);
+        let suspect = owner.map(|owner| (owner, filled));
+        self.dead_owner = owner.filter(|_| suspect == self.suspect);
+        self.suspect = suspect;
+        if memory.forks() == 0 {
+            return;
+        }
+        // When the whole program ends, that is told in another way.
+        let gone = self.holders.take();
+        let ends = Stat::of(program).map_or(true, Stat::is_ending);
+        if self.deserted.is_empty() && !ends {
+            let (_, behind) = memory.taken_and_filled();
+            self.deserted.extend(gone.iter().map(|it| Deserted {
+                slot: it.slot,
+                generation: it.generation,
+                behind,
+            }));
+        }
+        if self.holders.is_due() {
+            let held = self.connections.held();
+            if !held.is_empty() {
+                self.holders.search(program, held);
+            }
+        }
+    }
+
+    /// The first connection that no process has open any more, if its records were taken.
+    fn next_deserted(&self, memory: &Memory) -> Option<Deserted> {
+        let (taken, _) = memory.taken_and_filled();
+        let first = self.deserted.front().copied();
+        first.filter(|it| it.behind <= taken)
     }
 
     // ---- a program that stands still
@@ -335,13 +418,6 @@ impl Direct {
     /// Whether the program has left clients unread for longer than `stall`.
     pub fn stands_still(&mut self, stall: Duration) -> bool {
         let now = Instant::now();
-        if self.memory.is_none() {
-            return false;
-        }
-        if now < self.looked_at + LOOK_EVERY {
-            return false;
-        }
-        self.looked_at = now;
         // While input is not committed the program waits for this process, and without the lease it may.
         let waits = self.quiesces
             || (now < self.leased_until

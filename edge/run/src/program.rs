@@ -61,15 +61,7 @@ impl Program {
     /// Whether it is ending or has ended. The kernel closes a process's connections before it reports its end, and this
     /// tells an end of a connection that the program wanted from one that its death made.
     pub fn is_ending(&self) -> bool {
-        // Set at the beginning of a process's end (`PF_EXITING` in the kernel's sched.h).
-        const EXITING: u64 = 4;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
-        // The name, in parentheses, may hold anything. Flags are the seventh field behind it.
-        let flags = stat.ok().and_then(|stat| {
-            let (_, fields) = stat.rsplit_once(')')?;
-            fields.split_whitespace().nth(6)?.parse::<u64>().ok()
-        });
-        flags.is_none_or(|flags| flags & EXITING != 0)
+        Stat::of(self.pid()).map_or(true, Stat::is_ending)
     }
 
     /// How it has ended, if it has.
@@ -118,6 +110,43 @@ impl Program {
              or take checkpoints by program.snapshot_cmd",
             in_words(status)
         ))
+    }
+}
+
+/// Of `/proc/N/stat`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    flags: u64,
+    /// When it began, in ticks since the host was started.
+    pub started: u64,
+}
+
+impl Stat {
+    /// Of a process or a thread.
+    pub fn of(number: u32) -> io::Result<Self> {
+        let text = std::fs::read_to_string(format!("/proc/{number}/stat"))?;
+        // The name, in parentheses, may hold anything.
+        let fields = text.rsplit_once(')').map(|(_, fields)| fields);
+        let field = |at: usize| fields?.split_whitespace().nth(at)?.parse().ok();
+        match (field(6), field(19)) {
+            (Some(flags), Some(started)) => Ok(Self { flags, started }),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    pub fn is_ending(self) -> bool {
+        // Set at the beginning of the end (`PF_EXITING` in the kernel's sched.h).
+        const EXITING: u64 = 4;
+        self.flags & EXITING != 0
+    }
+}
+
+/// What was found in `/proc`; `None` of a process, a thread or a descriptor that is there no more.
+pub(crate) fn unless_gone<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

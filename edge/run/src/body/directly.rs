@@ -67,6 +67,12 @@ impl Body {
         };
         direct.gone(gone);
         direct.flush();
+        if !direct.looks() {
+            return;
+        }
+        if let Some(program) = &self.program {
+            direct.look_for_the_dead(program.pid());
+        }
         let stall = Duration::from_millis(self.config.program.stall_ms);
         if !direct.stands_still(stall) {
             return;

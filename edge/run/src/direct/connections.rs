@@ -1,5 +1,6 @@
 //! The slots of connections.
 
+use super::holders::Held;
 use super::memory::Memory;
 use crate::clients::ends_by_reset;
 use plover_preload::{
@@ -238,6 +239,20 @@ impl Connections {
             reset(stream);
             self.give_up(memory, slot);
         }
+    }
+
+    /// The clients' connections that the program has accepted.
+    pub fn held(&self) -> Vec<Held> {
+        let all = self.all.iter().enumerate();
+        let held = all.filter_map(|(slot, connection)| {
+            let connection = connection.as_ref().filter(|it| it.id.is_some())?;
+            Some(Held {
+                slot,
+                generation: self.generations[slot],
+                inode: rustix::fs::fstat(connection.stream.as_ref()?).ok()?.st_ino,
+            })
+        });
+        held.collect()
     }
 
     /// Whether a client waits for the program: it is not accepted, or has sent something that is not read.

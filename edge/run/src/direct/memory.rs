@@ -5,7 +5,7 @@
 
 use plover_preload::{
     Kind, PAYLOAD_BYTES_MAX, RING_AT, RING_BYTES, Record, SHARED_MAGIC, SHARED_VERSION, SLOT_FREE,
-    Shared, Slot,
+    SLOTS, Shared, Slot,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -124,10 +124,10 @@ impl Memory {
         self.shared().head.load(SeqCst) != self.tail
     }
 
-    /// No other replica leads before `until`, µs of the monotonic clock. Threads that wait for that are woken.
+    /// No other replica leads before `until`, µs of CLOCK_BOOTTIME. Threads that wait for that are woken.
     pub fn lease(&self, until: u64) {
         let before = self.shared().leased_until.swap(until, SeqCst);
-        let now = monotonic_us();
+        let now = boot_us();
         if before <= now && now < until {
             self.ring();
         }
@@ -220,6 +220,47 @@ impl Memory {
         Some(self.shared().lock.load(SeqCst)).filter(|it| *it != 0)
     }
 
+    /// Takes the lock from a thread that has ended with it. All records were taken, the last one with this number of inputs;
+    /// one that the thread had begun is not there. Returns the slot that it has read from, perhaps: what it has read is lost.
+    pub fn unlock_for(&self, owner: u32, inputs: u64) -> Option<usize> {
+        let shared = self.shared();
+        // Nobody else changes these while the lock is held.
+        shared.inputs.store(inputs, SeqCst);
+        let reading = shared.reading.swap(0, SeqCst) as usize;
+        if shared
+            .lock
+            .compare_exchange(owner, 0, SeqCst, SeqCst)
+            .is_ok()
+        {
+            let _ = futex::wake(&shared.lock, futex::Flags::empty(), 1);
+        }
+        reading.checked_sub(1).filter(|slot| *slot < SLOTS)
+    }
+
+    /// How often the program has made a process of itself.
+    pub fn forks(&self) -> u32 {
+        self.shared().forks.load(SeqCst)
+    }
+
+    /// Bytes of the ring that were taken, and those that the program has filled.
+    pub fn taken_and_filled(&self) -> (u64, u64) {
+        (self.tail, self.shared().head.load(SeqCst))
+    }
+
+    /// The record of the end of a connection that no process has open any more. `number` is that of the last record.
+    pub fn close_of(&self, slot: usize, number: u64) -> Record {
+        let shared = self.slot(slot);
+        Record {
+            bytes: 0,
+            kind: Kind::Close,
+            flag: true,
+            slot,
+            epoch: shared.epoch.load(SeqCst),
+            number,
+            sent: shared.sent.load(SeqCst),
+        }
+    }
+
     pub fn free(&self, number: usize) {
         self.slot(number).kind.store(SLOT_FREE, SeqCst);
     }
@@ -240,15 +281,15 @@ impl Drop for Memory {
     }
 }
 
-fn monotonic_us() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+fn boot_us() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }
 
-/// The same point of time, µs of the monotonic clock.
-pub(super) fn of_the_monotonic_clock(at: Instant) -> u64 {
+/// The same point of time, µs of CLOCK_BOOTTIME: a program of a host that was suspended knows that the lease is over.
+pub(super) fn of_the_boot_clock(at: Instant) -> u64 {
     // In this order: a pause between the two makes it earlier, and not later.
-    let us = monotonic_us();
+    let us = boot_us();
     let now = Instant::now();
     let micros = |span: Duration| span.as_micros() as u64;
     us.saturating_add(micros(at.saturating_duration_since(now)))

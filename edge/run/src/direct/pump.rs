@@ -1,7 +1,8 @@
 //! From the ring to the log.
 
+use super::connections::reset;
 use super::memory::{Memory, is_input};
-use super::{Direct, Outstanding};
+use super::{Deserted, Direct, Outstanding};
 use crate::clients::ends_by_reset;
 use plover_log::Error;
 use plover_preload::{Kind, Record};
@@ -46,10 +47,26 @@ impl Direct {
                 return Some(first);
             }
             let mut memory = self.memory.take()?;
+            if let Some(first) = self.next_deserted(&memory) {
+                let is_done = self.close_deserted(&memory, first, propose);
+                self.memory = Some(memory);
+                if !is_done {
+                    return self.happened.pop_front();
+                }
+                self.deserted.pop_front();
+                continue;
+            }
             let lock = memory.lock_owner();
             let next = match memory.next() {
                 Err(_) => Err("it has written rubbish into the memory that it shares with plover"),
                 Ok(None) => {
+                    if let Some(owner) = self.dead_owner.take_if(|it| Some(*it) == lock) {
+                        let read = memory.unlock_for(owner, self.number);
+                        let of = read.and_then(|slot| self.connections.get(slot));
+                        if let Some(stream) = of.and_then(|it| it.stream.as_ref()) {
+                            reset(stream);
+                        }
+                    }
                     // A thread that has seen the epoch before this one is still reading as long as it has the lock.
                     if self.quiesces && lock.is_none() {
                         self.quiesces = false;
@@ -66,6 +83,7 @@ impl Direct {
             };
             if let Ok(Some(record)) = &next {
                 memory.took(record);
+                self.number = record.number;
                 self.filled += u64::from(record.kind != Kind::Clock);
                 if memory.shared().waiters.load(SeqCst) > 0 {
                     self.rings = true;
@@ -78,6 +96,24 @@ impl Direct {
                 Err(why) => return Some(Happened::Broken(why)),
             }
         }
+    }
+
+    /// Closes a connection that no process has open any more. False if the log has no room for its end.
+    fn close_deserted(
+        &mut self,
+        memory: &Memory,
+        deserted: Deserted,
+        propose: Propose<'_>,
+    ) -> bool {
+        let slot = deserted.slot;
+        let is_same = self.connections.generation(slot) == deserted.generation;
+        // The library is about to tell it.
+        let is_told = memory.slot(slot).refs.load(SeqCst) == 0;
+        if !is_same || is_told || self.connections.get(slot).is_none() {
+            return true;
+        }
+        let record = memory.close_of(slot, self.number);
+        self.take(memory, &record, &[], propose).unwrap_or(true)
     }
 
     /// Deals with a record. False if the log has no room for it.

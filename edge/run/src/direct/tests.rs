@@ -51,10 +51,12 @@ impl Bench {
     fn in_c(does: &str) -> Self {
         Self::start(|port, directory| {
             let program = directory.join("server");
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/direct/tests/server.c");
+            let root = Path::new(env!("CARGO_MANIFEST_DIR"));
             let built = Command::new("cc")
-                .args(["-O2", "-Wall", "-pthread", "-o"])
-                .args([&program, &source])
+                .args(["-O2", "-Wall", "-pthread", "-I"])
+                .arg(root.join("../preload/src"))
+                .arg("-o")
+                .args([&program, &root.join("src/direct/tests/server.c")])
                 .status();
             assert!(built.is_ok_and(|status| status.success()), "cc failed");
             vec![program.into(), port.into(), does.into()]
@@ -147,6 +149,9 @@ impl Bench {
                     self.direct.ready(token);
                 }
             }
+            if self.direct.looks() {
+                self.direct.look_for_the_dead(self.program.pid());
+            }
             let mut index = self.accepted;
             let (read, closed) = (&mut self.read, &mut self.closed);
             while let Some(happened) = self.direct.pump(&mut |entry| {
@@ -234,6 +239,59 @@ fn an_end_that_is_not_committed_is_a_reset() {
         let end = client.read(&mut [0]).map_err(|error| error.kind());
         assert_eq!(end, Err(ErrorKind::ConnectionReset));
     }
+}
+
+/// Redis forks for each snapshot, and its host may have no memory for that.
+#[test]
+fn a_connection_is_closed_after_a_fork_that_failed() {
+    let mut bench = Bench::in_c("fork fails");
+    let _client = bench.connect();
+    bench.turn_until_closed();
+}
+
+/// As with a server that has a process for each client.
+#[test]
+fn the_connections_of_a_child_that_is_killed_are_reset_and_others_go_on() {
+    let mut bench = Bench::in_c("a child each");
+    let [mut lives, mut dies] = [(); 2].map(|()| bench.connect());
+    dies.write_all(b"k").unwrap();
+    bench.turn_until("one connection is closed", |it| it.closed == 1);
+    dies.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let end = dies.read(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(end, Err(ErrorKind::ConnectionReset));
+    lives.write_all(b"x").unwrap();
+    bench.turn_until("the other one is closed by its child", |it| {
+        it.closed == 2 && it.direct.connections.are_none()
+    });
+    assert_eq!(bench.read, b"kx");
+}
+
+#[test]
+fn a_connection_is_closed_although_a_child_had_it_that_executes() {
+    let mut bench = Bench::in_c("child executes");
+    let _client = bench.connect();
+    bench.turn_until_closed();
+}
+
+/// Its copies are none of its parent's.
+#[test]
+fn a_child_of_vfork_changes_no_table() {
+    let mut bench = Bench::in_c("vfork copies");
+    let _client = bench.connect();
+    bench.turn_until_closed();
+}
+
+/// The number that it has taken for an input is given to the next one.
+#[test]
+fn a_read_goes_on_after_a_child_has_died_with_the_lock() {
+    let mut bench = Bench::in_c("child dies with the lock");
+    let mut client = bench.connect();
+    assert_eq!(bench.word("child"), "dead");
+    client.write_all(b"hello").unwrap();
+    assert_eq!(bench.word("result"), "5");
+    bench.turn_until_closed();
+    assert_eq!(bench.direct.outstanding.back().map(|it| it.number), Some(2));
 }
 
 /// With edge-triggered events a program reads on only when its buffer was filled.

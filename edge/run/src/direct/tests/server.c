@@ -3,18 +3,26 @@
  * closes the connection. Its findings are files of its directory, one line each.
  */
 #define _GNU_SOURCE
+#include "shared.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void check(int is_well, const char *what)
@@ -55,6 +63,87 @@ static void wait_for_bytes(int client, int count)
         check(!ioctl(client, FIONREAD, &queued), "FIONREAD");
         usleep(1000);
     }
+}
+
+static void fork_fails(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {.len = sizeof code / sizeof *code, .filter = code};
+    check(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS");
+    check(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), "PR_SET_SECCOMP");
+    check(fork() < 0, "the fork has succeeded");
+}
+
+/* Each client has a child of its own. One that sends a "k" has its child killed. */
+static void serve_in_a_child(int client)
+{
+    char byte;
+    pid_t child = fork();
+    check(child >= 0, "fork");
+    if (child)
+        return;
+    check(read(client, &byte, 1) == 1, "read");
+    if (byte == 'k')
+        raise(SIGKILL); /* It stays a zombie. */
+    _exit(0);
+}
+
+/* The kernel closes the connection for the other program. */
+static void child_executes(void)
+{
+    pid_t child = fork();
+    check(child >= 0, "fork");
+    if (!child) {
+        execlp("sleep", "sleep", "1000", NULL);
+        _exit(1);
+    }
+}
+
+/* The child has its own descriptors, and its parent's memory. */
+static void vfork_copies(int client)
+{
+    pid_t child = vfork();
+    check(child >= 0, "vfork");
+    if (!child) {
+        int copied = dup(client) >= 0 && fcntl(client, F_DUPFD, 100) >= 0;
+        _exit(!copied);
+    }
+}
+
+static void read_once(int client)
+{
+    char buffer[100];
+    tell_result(read(client, buffer, sizeof buffer));
+}
+
+/* A child is killed in the middle of a read. */
+static void child_dies_with_the_lock(int client)
+{
+    int memory, event;
+    const char *words = getenv("PLOVER_PRELOAD");
+    check(words && sscanf(words, "%d,%d", &memory, &event) == 2, "PLOVER_PRELOAD");
+    struct shared *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    check(shared != MAP_FAILED, "mmap");
+    pid_t child = fork();
+    check(child >= 0, "fork");
+    if (!child) {
+        uint32_t own = (uint32_t)syscall(SYS_gettid), seen = 0;
+        while (!atomic_compare_exchange_strong(&shared->lock, &seen, own))
+            seen = 0;
+        atomic_fetch_add(&shared->inputs, 1);
+        raise(SIGKILL);
+    }
+    siginfo_t how;
+    check(!waitid(P_PID, (id_t)child, &how, WEXITED | WNOWAIT), "waitid");
+    tell("child", "dead\n");
+    read_once(client);
 }
 
 static void read_all(int client)
@@ -107,12 +196,6 @@ static void read_with_signals(int client)
     tell_result(got);
 }
 
-static void read_once(int client)
-{
-    char buffer[100];
-    tell_result(read(client, buffer, sizeof buffer));
-}
-
 static void read_with_timeout(int client)
 {
     struct timeval within = {.tv_usec = 100};
@@ -139,7 +222,17 @@ static void read_after_cancel(int client)
 
 static void serve(int client, const char *what)
 {
-    if (!strcmp(what, "read all"))
+    if (!strcmp(what, "fork fails"))
+        fork_fails();
+    else if (!strcmp(what, "a child each"))
+        serve_in_a_child(client);
+    else if (!strcmp(what, "child executes"))
+        child_executes();
+    else if (!strcmp(what, "vfork copies"))
+        vfork_copies(client);
+    else if (!strcmp(what, "child dies with the lock"))
+        child_dies_with_the_lock(client);
+    else if (!strcmp(what, "read all"))
         read_all(client);
     else if (!strcmp(what, "truncate"))
         truncate_input(client);
