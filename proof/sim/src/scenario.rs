@@ -317,7 +317,7 @@ fn draw_config(
         timeout_min: Micros::from_ms(75),
         hypervisor_timeout: Micros::from_ms(400),
         durability,
-        log_bytes_max: rng.pick(&[200, 20_000, 1 << 20]),
+        log_bytes_max: rng.pick(&[300, 20_000, 1 << 20]),
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         policy: VSMR.policy,
         known_after: Micros::from_ms(300),
