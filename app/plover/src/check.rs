@@ -14,6 +14,7 @@ use crate::output;
 use anyhow::Result;
 pub use guest::{IMAGE, guest};
 use plover_node::ReplicaConfig;
+use plover_types::ReplicaSet;
 use plover_vm::{Accel, QemuConfig};
 pub use processors::processors;
 use std::fmt;
@@ -307,7 +308,7 @@ fn is_up(flags: &str) -> bool {
 /// The keys of the links between the hosts.
 fn keys(report: &mut Report, config: &ReplicaConfig) {
     let group = &config.group;
-    let (verdict, found) = match group.keys() {
+    let (verdict, found) = match group.keys(ReplicaSet::EMPTY) {
         Ok(Some(keys)) => (
             Verdict::Good,
             format!("this host shows {}, and all others have keys", keys.public()),

@@ -25,8 +25,10 @@ use crate::pace::Pace;
 use crate::scratch;
 use crate::{DiskError, holes};
 use plover_types::{DISK_BLOCK_BYTES, PAGE_BYTES, PageNo, PageSet};
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -440,7 +442,7 @@ impl MemoryImage {
         })
     }
 
-    /// Writes the memory into `ram`, which is zero. Calls `progress` with each finished percent.
+    /// Writes the memory into `ram`, whatever is there. Calls `progress` with each finished percent.
     ///
     /// # Errors
     /// It cannot be read.
@@ -449,6 +451,7 @@ impl MemoryImage {
         let (mut at, mut told) = (0, 0);
         let mut content = vec![0; AT_ONCE as usize * PAGE_BYTES];
         while let Some((start, end)) = holes::next_data(&self.file, self.ram_bytes, at) {
+            self.clear(ram, at..start)?;
             let pages = (end - start).min(AT_ONCE);
             let part = &mut content[..pages as usize * PAGE_BYTES];
             let offset = u64::from(start) * PAGE;
@@ -461,6 +464,23 @@ impl MemoryImage {
             if percent > std::mem::replace(&mut told, percent) {
                 progress(percent);
             }
+        }
+        self.clear(ram, at..(self.ram_bytes / PAGE) as u32)
+    }
+
+    /// Makes these pages of `ram` zero: QEMU has put a kernel or its firmware there, perhaps.
+    fn clear(&self, ram: &File, pages: Range<u32>) -> Result<(), DiskError> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let mut at = pages.start;
+        while let Some((start, end)) = holes::next_data(ram, self.ram_bytes, at) {
+            if start >= pages.end {
+                break;
+            }
+            at = end.min(pages.end);
+            let (first, bytes) = (u64::from(start) * PAGE, u64::from(at - start) * PAGE);
+            fallocate(ram, flags, first, bytes)
+                .map_err(io::Error::from)
+                .map_err(io_error("cannot clear the guest's memory for", &self.path))?;
         }
         Ok(())
     }

@@ -321,8 +321,8 @@ pub(crate) struct Kept {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once it has ended.
-    file: Option<Arc<File>>,
+    /// It goes with the snapshot, usually on its reader's thread: to free it may take long.
+    file: Arc<File>,
     /// By image and block, the place in the file, in blocks.
     slots: HashMap<(usize, u32), u64>,
     ended: Option<String>,
@@ -331,8 +331,6 @@ struct State {
 impl State {
     fn end(&mut self, why: &str) {
         self.ended.get_or_insert_with(|| why.into());
-        self.file = None;
-        self.slots = HashMap::new();
     }
 }
 
@@ -353,7 +351,7 @@ impl Kept {
             dir: dir.into(),
             blocks_max: bytes_max / BLOCK,
             state: Mutex::new(State {
-                file: Some(Arc::new(file.map_err(|error| cannot_keep(dir, &error))?)),
+                file: Arc::new(file.map_err(|error| cannot_keep(dir, &error))?),
                 slots: HashMap::new(),
                 ended: None,
             }),
@@ -371,9 +369,9 @@ impl Kept {
         let mut state = lock(&self.state);
         let mut old = [0; DISK_BLOCK_BYTES];
         for (count, block) in runs.flatten().enumerate() {
-            let Some(file) = state.file.clone() else {
+            if state.ended.is_some() {
                 return;
-            };
+            }
             if state.slots.contains_key(&(image, block)) {
                 continue;
             }
@@ -394,7 +392,7 @@ impl Kept {
                 ));
             }
             let kept = read(u64::from(block) * BLOCK, &mut old)
-                .and_then(|()| file.write_all_at(&old, slot * BLOCK));
+                .and_then(|()| state.file.write_all_at(&old, slot * BLOCK));
             if let Err(error) = kept {
                 return state.end(&cannot_keep(&self.dir, &error));
             }
@@ -407,9 +405,10 @@ impl Kept {
         let end = offset + content.len() as u64;
         let blocks = (offset / BLOCK) as u32..end.div_ceil(BLOCK) as u32;
         let state = lock(&self.state);
-        let Some(file) = state.file.clone() else {
-            return Err(state.ended.clone().unwrap_or_default());
-        };
+        if let Some(why) = &state.ended {
+            return Err(why.clone());
+        }
+        let file = Arc::clone(&state.file);
         let kept: Vec<(u64, u64)> = blocks
             .filter_map(|block| {
                 let slot = state.slots.get(&(image, block))?;

@@ -158,10 +158,20 @@ fn in_parts<T: Send>(pages: &[PageNo], one: impl Fn(&[PageNo]) -> Vec<T> + Sync)
     let one = &one;
     std::thread::scope(|scope| {
         let parts = pages.chunks(part);
-        let parts: Vec<_> = parts.map(|part| scope.spawn(move || one(part))).collect();
-        let made = parts.into_iter().flat_map(|part| match part.join() {
-            Ok(made) => made,
-            Err(panic) => std::panic::resume_unwind(panic),
+        let begin = |part| {
+            let thread = std::thread::Builder::new();
+            // Where there can be no more threads, this one does it.
+            thread
+                .spawn_scoped(scope, move || one(part))
+                .map_err(|_| part)
+        };
+        let parts: Vec<_> = parts.map(begin).collect();
+        let made = parts.into_iter().flat_map(|part| match part {
+            Err(part) => one(part),
+            Ok(thread) => match thread.join() {
+                Ok(made) => made,
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
         });
         made.collect()
     })

@@ -10,7 +10,7 @@ use plover_fabric::keys::KeyError;
 use plover_fabric::{
     BoxedFabric, Keys, Mixed, ShmConfig, ShmFabric, ShmPlace, Spin, TcpConfig, TcpFabric,
 };
-use plover_types::ReplicaId;
+use plover_types::{ReplicaId, ReplicaSet};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -75,15 +75,17 @@ impl GroupConfig {
         }
     }
 
-    /// This replica's keys; `None` if its links are plain.
+    /// This replica's keys; `None` if its links are plain. Replicas need none that have `left` the group, or that only its log
+    /// names: whoever has taken a host away has taken its key out of the trust file, too.
     ///
     /// # Errors
     /// A file cannot be used, or is another replica's.
-    pub fn keys(&self) -> Result<Option<Arc<Keys>>, KeyError> {
+    pub fn keys(&self, left: ReplicaSet) -> Result<Option<Arc<Keys>>, KeyError> {
         let (Some(key), Some(trust)) = (&self.key_file, &self.trust_file) else {
             return Ok(None);
         };
         let ids = self.replica.iter().map(|r| ReplicaId(r.id));
+        let ids = ids.filter(|id| !left.contains(*id));
         let keys = Keys::load(key, trust, ReplicaId(self.me), ids)?;
         Ok(Some(Arc::new(keys)))
     }

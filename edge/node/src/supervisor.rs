@@ -99,7 +99,10 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
         config.group.linked_at_start(record.as_ref())
     };
     let group = linked();
-    let keys = group.keys()?;
+    let record = members_in(&config.paths.state_dir, &config.group.name);
+    let keys = config
+        .group
+        .keys(record.map(|it| it.left).unwrap_or_default())?;
     let reporter = Reporter::open(&group, keys.clone(), number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica, {e}"))?;
     let mut taps = Taps::attach(&config.taps(), |name, nic| {

@@ -115,7 +115,8 @@ pub fn read(dir: &Path) -> Result<Vec<Guest>> {
 }
 
 /// Attributes of nodes and ids of resources are a guest's name with one of these behind it.
-const ENDS: [&str; 11] = [
+const ENDS: [&str; 13] = [
+    "-awaits",
     "-lacks",
     "-protected",
     "-spare",
@@ -127,6 +128,7 @@ const ENDS: [&str; 11] = [
     "-start",
     "-stop",
     "-monitor",
+    "-notify",
 ];
 
 /// The node at an address: `ADDRESS=NODE`.

@@ -295,9 +295,12 @@ impl Instance {
             .unit()
             .map_err(|outcome| outcome.reason.unwrap_or_default())?;
         if is_hung {
-            systemctl(&["kill", "--signal=KILL", &unit])?;
+            // Refused if it does not run.
+            let _ = systemctl(&["kill", "--signal=KILL", &unit]);
         }
-        systemctl(&["stop", &unit]).map(drop)
+        systemctl(&["stop", &unit])?;
+        // One that another unit or a shell has started is none of this unit.
+        self.end_process(is_hung)
     }
 
     fn end_process(&self, is_hung: bool) -> Result<(), String> {

@@ -44,6 +44,9 @@ fn through_a_backup(copy: &MemoryCopy, pages: u32) -> (File, MachineState) {
     source.import(&raw, |_| {}, || true).unwrap();
     let image = MemoryImage::open(&raw, u64::from(pages) * PAGE).unwrap();
     let ram = memory(pages);
+    // QEMU has put something there.
+    ram.write_all_at(&vec![0xee; pages as usize * PAGE_BYTES], 0)
+        .unwrap();
     let mut last = 0;
     image.fill(&ram, |percent| last = percent).unwrap();
     assert!(last > 0, "progress was told");
@@ -65,6 +68,7 @@ proptest! {
         // More than the last step takes, so that the thread has to read.
         (0..PAGES).for_each(|page| write(&ram, page, 1));
         before.iter().for_each(|(page, fill)| write(&ram, *page, *fill));
+        write(&ram, PAGES - 1, 0);
         let bytes = u64::from(PAGES) * PAGE;
         let copy = MemoryCopy::begin(ram.try_clone().unwrap(), bytes, dir.path(), u64::MAX).unwrap();
         for slot in slots {

@@ -49,7 +49,8 @@ struct Wanted {
 /// The copy of the memory that runs.
 #[derive(Debug)]
 struct Copying {
-    copy: Arc<MemoryCopy>,
+    /// The client's. Its file may be as large as the memory, and whoever lets it go waits until the file system has freed it.
+    copy: Weak<MemoryCopy>,
     /// The pages that the guest or a sync has written since the last sync.
     written: PageSet,
     /// The last state of the devices; empty before the first one.
@@ -91,45 +92,53 @@ impl Backup {
 
     /// The copy of the memory that runs ends.
     pub(super) fn forget_memory(&mut self, why: &str) {
-        if let Some(copying) = self.copying.take() {
-            copying.copy.end(why);
+        let copying = self.copying.take();
+        if let Some(copy) = copying.and_then(|it| it.copy.upgrade()) {
+            copy.end(why);
         }
     }
 
     /// The memory is the leader's at a sync.
     fn applied(&mut self) {
-        if let Some(copying) = &mut self.copying {
-            copying.copy.wrote(&copying.written);
-            copying.written.clear();
+        let Some(copying) = &mut self.copying else {
+            return;
+        };
+        match copying.copy.upgrade().filter(|copy| copy.owed().is_ok()) {
+            Some(copy) => {
+                copy.wrote(&copying.written);
+                copying.written.clear();
+            }
+            // Its client has left.
+            None => self.copying = None,
         }
-        // One that its client has left.
-        self.copying.take_if(|it| it.copy.owed().is_err());
     }
 
     /// The memory is the one of the backup, unless too much of it is left to be copied. Returns it, and the bytes of its image.
     fn finish_memory(&mut self, machine: String) -> Option<Result<FinishedMemory, String>> {
-        let Some(copying) = self.copying.take() else {
+        let copying = self.copying.take();
+        let copying = copying.and_then(|it| Some((it.copy.upgrade()?, it)));
+        let Some((copy, copying)) = copying else {
             return Some(Err("the copy of the guest's memory has ended".into()));
         };
-        let owed = match copying.copy.owed() {
+        let owed = match copy.owed() {
             Ok(owed) => owed,
             Err(why) => return Some(Err(why)),
         };
         // One that began within this sync has no state of devices yet.
-        if copying.copy.is_close() == Ok(false) || copying.devices.is_empty() {
+        if copy.is_close() == Ok(false) || copying.devices.is_empty() {
             self.copying = Some(copying);
             return None;
         }
         let since = clock::now();
         let devices = copying.devices;
-        let finished = copying.copy.finish(&MachineState { machine, devices });
+        let finished = copy.finish(&MachineState { machine, devices });
         tracing::info!(
             event = "memory_copied",
             pages = owed,
             us = clock::now().since(since).0,
             "the guest's memory is copied: its last {owed} pages while it stood still"
         );
-        Some(finished.map(|bytes| (Arc::downgrade(&copying.copy), Some(bytes))))
+        Some(finished.map(|bytes| (Arc::downgrade(&copy), Some(bytes))))
     }
 }
 
@@ -176,7 +185,10 @@ impl Body {
         let (None, Some(vm)) = (self.why_no_backup(), &self.vm) else {
             return Err(self.why_no_backup().unwrap_or_default());
         };
-        let runs = |copying: &Copying| copying.copy.owed().is_ok();
+        let runs = |copying: &Copying| {
+            let copy = copying.copy.upgrade();
+            copy.is_some_and(|copy| copy.owed().is_ok())
+        };
         if self.backup.copying.as_ref().is_some_and(runs) {
             return Err("another backup copies this guest's memory: wait for its end".to_string());
         }
@@ -186,7 +198,7 @@ impl Body {
         let copy = memory.and_then(|ram| MemoryCopy::begin(ram, bytes, dir, bytes_per_s));
         let copy = copy.map_err(|error| format!("cannot copy the guest's memory: {error}"))?;
         self.backup.copying = Some(Copying {
-            copy: Arc::clone(&copy),
+            copy: Arc::downgrade(&copy),
             written: PageSet::new(self.layout.pages()),
             devices: Vec::new(),
         });

@@ -5,6 +5,7 @@ use super::work::{Work, whole};
 use super::{Body, BoxError};
 use crate::clock;
 use plover_disk::Disks;
+use plover_fabric::WriteError;
 use plover_replica::{Action, ConsoleHold, Note, Role};
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
@@ -145,14 +146,41 @@ impl Body {
         let Some(fabric) = &mut self.fabric else {
             return;
         };
+        let may_wait = lane == Lane::Bulk && payload == Payload::Digests;
+        if may_wait && self.unsent.waits(to) {
+            self.unsent.push(to, bytes);
+            return;
+        }
         let packed = self.packer.pack(to, lane, payload, bytes);
         match fabric.write(to, lane, packed) {
             Ok(()) => self.packer.was_sent(),
             Err(error) => {
                 self.packer.not_sent(to, lane);
-                // The core repeats messages that matter. A lost bulk message ends its sync.
-                tracing::debug!(%to, ?lane, %error, "a message was not sent");
+                let waits = may_wait && matches!(error, WriteError::Full(_));
+                if !waits || !self.unsent.push(to, bytes) {
+                    // The core repeats messages that matter. A lost bulk message ends its sync.
+                    tracing::debug!(%to, ?lane, %error, "a message was not sent");
+                }
             }
+        }
+    }
+
+    /// There is room again for bulk records to this peer.
+    pub(super) fn write_unsent(&mut self, to: ReplicaId) {
+        let Some(fabric) = &mut self.fabric else {
+            return;
+        };
+        while let Some(record) = self.unsent.first(to) {
+            let packed = self.packer.pack(to, Lane::Bulk, Payload::Digests, record);
+            match fabric.write(to, Lane::Bulk, packed) {
+                Ok(()) => self.packer.was_sent(),
+                Err(WriteError::Full(_)) => return self.packer.not_sent(to, Lane::Bulk),
+                Err(error) => {
+                    self.packer.not_sent(to, Lane::Bulk);
+                    tracing::debug!(%to, %error, "a message that waited was not sent");
+                }
+            }
+            self.unsent.is_done(to);
         }
     }
 

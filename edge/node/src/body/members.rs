@@ -57,6 +57,7 @@ impl Body {
                 // Another member has its address now, or only the file names it and a leader is known.
                 let _ = fabric.set_peer(id, None);
                 self.packer.begin_anew(id);
+                self.unsent.forget(id);
             }
         }
         let linked = self.config.group.linked(&record);

@@ -20,6 +20,7 @@ mod resize;
 mod restore;
 mod second;
 mod sources;
+mod unsent;
 mod waiting;
 mod work;
 
@@ -35,6 +36,7 @@ use self::printed::Printed;
 use self::relay::Relay;
 use self::resize::Resizing;
 use self::restore::Restoring;
+use self::unsent::Unsent;
 use self::waiting::Waiting;
 use self::work::Work;
 use crate::announce::Announcement;
@@ -217,6 +219,7 @@ struct Body {
     ready: Ready,
     /// Bulk records that have come and wait for their turn.
     bulk: Waiting,
+    unsent: Unsent,
     /// Whether the guest may have sent more frames than one turn takes.
     outputs_left: bool,
     /// When the fabric must be called even if nothing has come.

@@ -10,6 +10,7 @@ use super::printed::Printed;
 use super::relay::Relay;
 use super::resize::Resizing;
 use super::restore::Restoring;
+use super::unsent::Unsent;
 use super::waiting::Waiting;
 use super::{Body, BoxError, KEPT_BYTES, Ready};
 use crate::announce::Announcement;
@@ -81,7 +82,8 @@ impl Body {
             specs => Some(Disks::open(specs, &config.disk_journal())?),
         };
         let variables = Variables::open(dir, qemu.firmware)?;
-        let keys = group.keys()?;
+        let left = record.as_ref().map(|it| it.left).unwrap_or_default();
+        let keys = config.group.keys(left)?;
         let mut fabric = crate::fabric::open(&group, keys.clone(), process.number)?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
@@ -189,6 +191,7 @@ impl Body {
             faults_at_scan: 0,
             ready: Ready::default(),
             bulk: Waiting::new(layout.pages()),
+            unsent: Unsent::new(layout.pages()),
             outputs_left: false,
             fabric_due: Micros::ZERO,
             first_until: None,

@@ -51,6 +51,10 @@ impl Body {
                     }
                 }
                 FabricEvent::Record { from, lane, bytes } => self.take_record(from, lane, bytes)?,
+                FabricEvent::Room {
+                    peer,
+                    lane: Lane::Bulk,
+                } => self.write_unsent(peer),
                 FabricEvent::Room { .. } => {}
             }
         }
@@ -114,6 +118,7 @@ impl Body {
             self.take_record(from, Lane::Bulk, bytes)?;
         }
         self.packer.begin_anew(peer);
+        self.unsent.forget(peer);
         self.relay_lost(peer);
         self.viewers_lost(peer);
         if up {

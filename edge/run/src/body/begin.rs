@@ -13,7 +13,7 @@ use crate::orphans::Known;
 use crate::sockets::Sockets;
 use plover_log::{LogOnly, Server};
 use plover_program::{Canary, Replica, State};
-use plover_types::{Index, Micros, ReplicaId};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -47,7 +47,7 @@ pub fn run(
         .iter()
         .find(|it| it.id == config.group.me);
     let ip = own.ok_or("group.me has no [[group.replica]]")?.address.ip();
-    let keys = config.group.keys()?;
+    let keys = config.group.keys(ReplicaSet::EMPTY)?;
     let fabric =
         match plover_node::open_fabric(&config.group, keys.clone(), plover_fabric::draw_process())?
         {

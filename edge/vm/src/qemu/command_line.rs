@@ -50,6 +50,14 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         "-M",
         format!("{machine},memory-backend=ram,suppress-vmdesc=on{flash}"),
     );
+    // Suspend to RAM is not offered. In it QEMU stops the vCPUs and says nothing of it; it ends when something wakes the guest, whatever was
+    // ordered, and a state that is loaded into such a guest does not run. A guest that wakes would also go past Secure
+    // Boot's protection.
+    match config.machine {
+        Machine::Q35 => line.option("-global", "ICH9-LPC.disable_s3=1"),
+        Machine::Pc => line.option("-global", "PIIX4_PM.disable_s3=1"),
+        Machine::Microvm => {}
+    }
     // A load without this section skips comparing machine names and sizes, which expects a
     // fresh incoming QEMU.
     line.option("-global", "migration.send-configuration=off");
@@ -223,8 +231,6 @@ fn uefi(line: &mut Line, firmware: Firmware) -> &'static str {
     if firmware == Firmware::UefiSecure {
         // Only system management mode may write the variables.
         line.option("-global", "driver=cfi.pflash01,property=secure,value=on");
-        // A guest that wakes from this sleep would go past the protection.
-        line.option("-global", "ICH9-LPC.disable_s3=1");
         return ",pflash0=uefi-code,pflash1=uefi-variables,smm=on";
     }
     ",pflash0=uefi-code,pflash1=uefi-variables"

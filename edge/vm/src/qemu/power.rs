@@ -198,19 +198,24 @@ impl QemuVm {
 
     /// An operator starts a guest that is off.
     pub(super) fn start_guest(&mut self) {
-        if self.orders.power == Power::Off {
-            self.orders.power = Power::On;
-            if !self.orders.is_paused {
-                self.boot();
+        match self.orders.power {
+            Power::Off => {
+                self.orders.power = Power::On;
+                if !self.orders.is_paused {
+                    self.boot();
+                }
             }
+            // Its machine is reset first.
+            Power::Ended(AtEnd::Destroy) => self.orders.power = Power::Ended(AtEnd::Restart),
+            Power::Ended(AtEnd::Restart) | Power::On => {}
         }
     }
 
-    /// Presses the power button. A guest that `reboots` boots again when it has powered off.
+    /// Presses the power button. A guest that `reboots` boots again when it has powered off. Later orders wait for the answer: the
+    /// next state that is saved has the button pressed.
     pub(super) fn press_button(&mut self, reboots: bool) {
         self.orders.reboots = reboots && self.orders.power == Power::On;
-        let purpose = Purpose::Quiet("power button");
-        self.send(purpose, "system_powerdown", Value::Null);
+        self.open(Purpose::Button, "system_powerdown", Value::Null);
     }
 
     /// Stops the vCPUs.

@@ -157,3 +157,12 @@ fn disks_are_on_the_bus_asked_for() {
     let line = line(&config);
     assert!(line.contains("virtio-blk-device,drive=disk0") && !line.contains("bootindex"));
 }
+
+/// QEMU says nothing of a guest that sleeps.
+#[test]
+fn no_guest_suspends_to_memory() {
+    let sleeps = |machine| line(&config(machine, kernel()));
+    assert!(sleeps(Machine::Q35).contains("-global ICH9-LPC.disable_s3=1 "));
+    assert!(sleeps(Machine::Pc).contains("-global PIIX4_PM.disable_s3=1 "));
+    assert!(!sleeps(Machine::Microvm).contains("disable_s3"));
+}
