@@ -34,8 +34,6 @@ pub(super) enum Purpose {
     StopForReset,
     /// A step of giving this disk another size.
     Resize(usize, &'static str),
-    /// The power button is pressed.
-    Button,
     /// To give the display to a viewer.
     Viewer,
     /// To learn whether the main loop runs.
@@ -220,7 +218,7 @@ impl QemuVm {
         format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
     }
 
-    pub(super) fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
+    fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
         self.orders.opened(purpose);
         self.send(purpose, execute, arguments);
     }
@@ -276,8 +274,7 @@ impl QemuVm {
                 | Purpose::Features,
                 Err(error),
             ) => self.give_up(&format!("QEMU did not start: {error}")),
-            (Purpose::Quiet(_) | Purpose::Viewer | Purpose::Button, Ok(_)) => {}
-            (Purpose::Button, Err(error)) => self.failed("power button", &error),
+            (Purpose::Quiet(_) | Purpose::Viewer, Ok(_)) => {}
             (Purpose::Viewer, Err(error)) => {
                 tracing::warn!(
                     event = "viewer_refused",

@@ -211,11 +211,11 @@ impl QemuVm {
         }
     }
 
-    /// Presses the power button. A guest that `reboots` boots again when it has powered off. Later orders wait for the answer: the
-    /// next state that is saved has the button pressed.
+    /// Presses the power button. A guest that `reboots` boots again when it has powered off.
     pub(super) fn press_button(&mut self, reboots: bool) {
         self.orders.reboots = reboots && self.orders.power == Power::On;
-        self.open(Purpose::Button, "system_powerdown", Value::Null);
+        let purpose = Purpose::Quiet("power button");
+        self.send(purpose, "system_powerdown", Value::Null);
     }
 
     /// Stops the vCPUs.
