@@ -72,8 +72,8 @@ pub(crate) struct Checkpoints {
     lacking: bool,
     /// The replica that was asked last, and has taken none. It may say so twice.
     refused: Option<ReplicaId>,
-    /// What each replica whose program had diverged had executed then, as it has said last. It says so until the log shows it,
-    /// and each time would be a need of its own.
+    /// Of each replica whose program had diverged: the last entry executed before, as told last. The replica repeats it until
+    /// the log shows it, and each time would be a need of its own.
     diverged: BTreeMap<ReplicaId, Index>,
 }
 

@@ -472,10 +472,12 @@ impl MemoryImage {
     fn clear(&self, ram: &File, pages: Range<u32>) -> Result<(), DiskError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let mut at = pages.start;
-        while let Some((start, end)) = holes::next_data(ram, self.ram_bytes, at) {
-            if start >= pages.end {
+        // Not even a look where the backup has no hole: the end of the data may be far.
+        while at < pages.end {
+            let run = holes::next_data(ram, self.ram_bytes, at);
+            let Some((start, end)) = run.filter(|(start, _)| *start < pages.end) else {
                 break;
-            }
+            };
             at = end.min(pages.end);
             let (first, bytes) = (u64::from(start) * PAGE, u64::from(at - start) * PAGE);
             fallocate(ram, flags, first, bytes)

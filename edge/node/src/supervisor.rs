@@ -94,15 +94,12 @@ pub enum Side {
 pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     private::keep_files_private();
     let number = draw()?;
-    let linked = || {
-        let record = members_in(&config.paths.state_dir, &config.group.name);
-        config.group.linked_at_start(record.as_ref())
-    };
-    let group = linked();
-    let record = members_in(&config.paths.state_dir, &config.group.name);
+    let record = || members_in(&config.paths.state_dir, &config.group.name);
+    let known = record();
+    let group = config.group.linked_at_start(known.as_ref());
     let keys = config
         .group
-        .keys(record.map(|it| it.left).unwrap_or_default())?;
+        .keys(known.map(|it| it.left).unwrap_or_default())?;
     let reporter = Reporter::open(&group, keys.clone(), number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica, {e}"))?;
     let mut taps = Taps::attach(&config.taps(), |name, nic| {
@@ -134,7 +131,13 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             let status = wait_for(child, &signals)?;
             kill_what_is_left();
             // The members may have changed since the process was started.
-            let newest = Reporter::open(&linked(), keys, number).ok().flatten();
+            let newest = Reporter::open(
+                &config.group.linked_at_start(record().as_ref()),
+                keys,
+                number,
+            )
+            .ok()
+            .flatten();
             if let Some(reporter) = newest.or(reporter).as_ref() {
                 reporter.send();
                 report_on(reporter, &mut taps);

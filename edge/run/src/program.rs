@@ -141,7 +141,7 @@ impl Stat {
     }
 }
 
-/// What was found in `/proc`; `None` of a process, a thread or a descriptor that is there no more.
+/// A result of `/proc`; `None` if the process, the thread or the descriptor is there no more.
 pub(crate) fn unless_gone<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -6,7 +6,7 @@ use plover_lab_proof::{Turn, program, progress};
 #[test]
 fn planned_work_and_two_crashes_lose_nothing() {
     let _turn = Turn::wait();
-    // What tests before this one have written is on its way to the disk, and each election waits for a small write behind it.
+    // Tests before this one have left much to write to the disk, and each election waits for a small write behind that.
     let synced = std::process::Command::new("sync").status();
     assert!(synced.is_ok_and(|status| status.success()));
     let plan = Plan {

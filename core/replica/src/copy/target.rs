@@ -182,7 +182,7 @@ impl Replica {
     /// An attempt to join is over before its first syncvm. The pages copied so far stay as a warm copy,
     /// where one is wanted.
     pub(crate) fn leave_join(&mut self) {
-        // What a syncvm has brought so far is not in the guest yet.
+        // Its pages are staged, and not in the guest yet.
         self.follow.take_if(|it| !it.is_past_the_end_mark());
         let wanted = self.cx.config.warm == Warm::Full;
         let copy = if wanted { self.take_target() } else { None };

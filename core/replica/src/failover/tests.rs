@@ -1,7 +1,7 @@
 //! The role of a replica after the leader changes, the guest dies, or the in-sync set goes on without it.
 
 use crate::api::{Action, Note, OwnFault, Role};
-use crate::follow::tests::{end, joining, receiving};
+use crate::follow::tests::{end, gives_up, joining, receiving};
 use crate::hypervisor::Order;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -153,16 +153,7 @@ fn a_leader_that_is_suspected_learns_that_its_syncvm_is_given_up() {
     replica.cx.group.view = view;
     replica.on_follow(view, None);
     let sent = sent_to_leader(&replica);
-    assert!(
-        matches!(
-            &sent[..],
-            [Body::GaveUp {
-                sync: SyncNo(1),
-                ..
-            }]
-        ),
-        "{sent:?}"
-    );
+    assert!(gives_up(&sent), "{sent:?}");
     taken(&mut replica);
     replica.on_follow(view, Some(LEADER));
     assert_eq!(sent_to_leader(&replica), [], "once");

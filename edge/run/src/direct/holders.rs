@@ -30,7 +30,7 @@ pub(super) struct Held {
 pub(super) struct Holders {
     running: Option<Receiver<Found>>,
     next_at: Instant,
-    /// What the search before has found. A descriptor may be on its way from one process to another during a search, so
+    /// Those that the search before has found. A descriptor may be on its way from one process to another during a search, so
     /// only two searches are believed.
     before: BTreeSet<Held>,
 }
