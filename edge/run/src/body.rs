@@ -105,8 +105,8 @@ struct Body {
     restored: State,
     /// Counts starts of the program.
     starts: u64,
-    /// A checkpoint is being archived; whether it is still wanted.
-    archiving: Option<bool>,
+    /// A checkpoint is being archived; what calls it off.
+    archiving: Option<Arc<AtomicBool>>,
     jobs: Jobs,
     files: Files,
     control: Control,
@@ -383,12 +383,9 @@ impl Body {
                     self.files.remove(&own);
                 }
                 self.forget_connections();
-                if let Some(wanted) = &mut self.archiving {
-                    *wanted = false;
-                }
+                self.call_off_archive();
             }
             Action::TakeCheckpoint(at, state) => {
-                self.archiving = Some(true);
                 self.restored.time = state.time;
                 let ends = self.config.program.snapshot_by_stop;
                 let program = if ends { self.program.take() } else { None };
@@ -396,7 +393,7 @@ impl Body {
                     // A program that waits for its clients would not end.
                     self.sockets.clear();
                 }
-                self.jobs.archive(at, state, program);
+                self.archiving = Some(self.jobs.archive(at, state, program));
             }
             Action::Fetch(held) => self.jobs.fetch(held),
             Action::Discard(at) => {

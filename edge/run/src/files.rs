@@ -16,6 +16,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The file of a checkpoint's state, in the archive.
@@ -113,7 +115,7 @@ impl Files {
     }
 
     /// Archives the program's directory as the file `new`.
-    pub fn archive(&self, new: &Path, state: &State, deadline: Instant) -> Result<(), String> {
+    pub fn archive(&self, new: &Path, state: &State, limit: &Limit) -> Result<(), String> {
         let file = self.checkpoints.join(STATE);
         let state = std::fs::write(&file, state.encode())
             .map_err(|e| format!("cannot write {}: {e}", file.display()));
@@ -123,7 +125,7 @@ impl Files {
             tar.arg("-cf").arg(new).arg(theirs);
             tar.arg("-C").arg(&self.data).arg(".");
             tar.arg("-C").arg(&self.checkpoints).arg(STATE);
-            complete(tar, deadline, "snapshot_s")
+            complete_within(tar, limit, "snapshot_s")
         });
         let _ = std::fs::remove_file(file);
         archived
@@ -209,8 +211,30 @@ pub(crate) fn sum_of(path: &Path) -> io::Result<[u8; 32]> {
 /// How much of the end of a command's output is looked at.
 const SAID_BYTES: u64 = 4096;
 
+/// How long a command may run.
+#[derive(Clone, Debug)]
+pub(crate) struct Limit {
+    pub deadline: Instant,
+    /// Nobody wants what it makes any more.
+    pub is_called_off: Arc<AtomicBool>,
+}
+
 /// Runs a command to its end, at most until `deadline`, which is that of the key `key`. An error says what it printed last.
-pub(crate) fn complete(mut command: Command, deadline: Instant, key: &str) -> Result<(), String> {
+pub(crate) fn complete(command: Command, deadline: Instant, key: &str) -> Result<(), String> {
+    let is_called_off = Arc::default();
+    let limit = Limit {
+        deadline,
+        is_called_off,
+    };
+    complete_within(command, &limit, key)
+}
+
+/// [`complete`], unless it is called off.
+pub(crate) fn complete_within(
+    mut command: Command,
+    limit: &Limit,
+    key: &str,
+) -> Result<(), String> {
     let name = format!("{command:?}");
     let log = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC);
     let log = File::from(log.map_err(|e| format!("cannot keep the output of {name}: {e}"))?);
@@ -229,11 +253,18 @@ pub(crate) fn complete(mut command: Command, deadline: Instant, key: &str) -> Re
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
             Ok(None) => {
+                let is_called_off = limit.is_called_off.load(Ordering::Relaxed);
+                if !is_called_off && Instant::now() < limit.deadline {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
                 crate::program::kill_group(child.id());
                 crate::program::reap(child);
-                return Err(format!("{name} did not end in time (program.{key})"));
+                return Err(match is_called_off {
+                    true => format!("{name} was called off"),
+                    false => format!("{name} did not end in time (program.{key})"),
+                });
             }
             Err(error) => return Err(format!("cannot wait for {name}: {error}")),
         }
@@ -335,6 +366,12 @@ mod tests {
         let long = "seq 5000; printf 'caf\\351 is full\\n\\n'; exit 3";
         let failed = complete(long, soon()).unwrap_err();
         assert!(failed.ends_with(" is full"), "{failed}");
+        let called_off = Limit {
+            deadline: soon(),
+            is_called_off: Arc::new(true.into()),
+        };
+        let ended = complete_within(shell("sleep 100"), &called_off, "snapshot_s").unwrap_err();
+        assert!(ended.contains("called off"), "{ended}");
         let late = complete("sleep 100", Instant::now()).unwrap_err();
         assert!(late.contains("snapshot_s"), "{late}");
     }

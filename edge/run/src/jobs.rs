@@ -6,7 +6,7 @@ mod serve;
 pub(crate) use serve::serve;
 
 use crate::config::ProgramConfig;
-use crate::files::{Files, complete, copy, sum_of};
+use crate::files::{Files, Limit, complete, complete_within, copy, sum_of};
 use crate::program::{Program, wait_until_dead};
 use plover_fabric::{Keys, Stream};
 use plover_program::{Held, Own, State};
@@ -18,6 +18,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -143,8 +144,10 @@ impl Jobs {
     }
 
     /// Archives the program's directory and its state as the checkpoint at `at`: after the configured command, or after
-    /// the end of the program, if it is given.
-    pub fn archive(&self, at: Viewstamp, state: State, ends: Option<Program>) {
+    /// the end of the program, if it is given. Returns what calls it off.
+    pub fn archive(&self, at: Viewstamp, state: State, ends: Option<Program>) -> Arc<AtomicBool> {
+        let call_off = Arc::new(AtomicBool::new(false));
+        let is_called_off = Arc::clone(&call_off);
         let (files, command) = (self.files.clone(), self.snapshot_cmd.clone());
         let (me, within) = (self.me, self.within);
         let failed = |why| Done::Archived(Err(why));
@@ -152,9 +155,13 @@ impl Jobs {
             if let Some(Err(why)) = ends.map(Program::end) {
                 return Done::Archived(Err(why));
             }
-            let deadline = Instant::now() + within;
-            Done::Archived(archive(&files, (at, me), &state, command, deadline))
+            let limit = Limit {
+                deadline: Instant::now() + within,
+                is_called_off,
+            };
+            Done::Archived(archive(&files, (at, me), &state, command, &limit))
         });
+        call_off
     }
 
     /// Gets another replica's checkpoint.
@@ -233,13 +240,13 @@ fn archive(
     (at, me): (Viewstamp, ReplicaId),
     state: &State,
     command: Option<String>,
-    deadline: Instant,
+    limit: &Limit,
 ) -> Result<Own, String> {
     if let Some(text) = command {
-        complete(shell(&text, files), deadline, "snapshot_s")?;
+        complete_within(shell(&text, files), limit, "snapshot_s")?;
     }
     let new = files.unfinished("taken");
-    files.archive(&new.path, state, deadline)?;
+    files.archive(&new.path, state, limit)?;
     let path = new.path.display().to_string();
     let finished = files.finish(new, at, me);
     finished.map_err(|e| format!("cannot keep the checkpoint {path}: {e}"))
@@ -293,7 +300,11 @@ mod tests {
             time: 43,
             ..State::default()
         };
-        let own = archive(&files, (at, ReplicaId(1)), &state, touch, soon).unwrap();
+        let limit = Limit {
+            deadline: soon,
+            is_called_off: Arc::default(),
+        };
+        let own = archive(&files, (at, ReplicaId(1)), &state, touch, &limit).unwrap();
         let keys = [0; 3].map(|_| PrivateKey::generate().unwrap());
         let public = keys.each_ref().map(PrivateKey::public);
         let [theirs, mine, strange] = keys.map(|own| {

@@ -6,6 +6,7 @@ use crate::program::Program;
 use plover_program::{Event, Own};
 use plover_types::Viewstamp;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long after a program listens the preloaded library must have seen it.
@@ -15,12 +16,20 @@ impl Body {
     pub(super) fn start(&mut self, from: Option<Viewstamp>) {
         self.program = None;
         self.forget_connections();
-        if self.archiving.is_some() {
+        if self.call_off_archive() {
             self.starting = Some(Starting::Queued(from));
             return;
         }
         self.starting = Some(Starting::Preparing);
         self.jobs.prepare(from);
+    }
+
+    /// The program has ended, and its directory may not be whole: nobody wants the checkpoint that is being archived, if one is.
+    pub(super) fn call_off_archive(&self) -> bool {
+        let archiving = self.archiving.as_ref();
+        archiving
+            .inspect(|it| it.store(true, Ordering::Relaxed))
+            .is_some()
     }
 
     /// A job is done.
@@ -58,9 +67,8 @@ impl Body {
     }
 
     pub(super) fn archived(&mut self, result: Result<Own, String>) {
-        let is_wanted = self.archiving.take() == Some(true);
-        if !is_wanted {
-            // The program was stopped meanwhile, and its directory may not be whole.
+        let archiving = self.archiving.take();
+        if archiving.is_none_or(|it| it.load(Ordering::Relaxed)) {
             if let Ok(own) = result {
                 self.files.remove(&own);
             }
