@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// The node without a replica.
 const ARBITER: u8 = 2;
 
+/// Where corosync listens.
+const CLUSTER_PORT: u16 = 5405;
+
 /// The cluster's daemons start on all hosts at once, and keep the machine busy for seconds.
 const FENCED: &str = "[group]\ntimeout_ms = 1000\nfencing = true\n[guest]\naccel = \"tcg\"\n";
 
@@ -41,7 +44,8 @@ fn fencing_keeps_a_pair_from_splitting() {
             wait_until_known(lab, &cluster)?;
         }
         the_replicas_alone_are_cut(lab, &cluster)?;
-        wait_until_known(lab, &cluster)
+        wait_until_known(lab, &cluster)?;
+        the_cluster_loses_its_quorum(lab, &cluster)
     });
 }
 
@@ -215,6 +219,32 @@ fn the_replicas_alone_are_cut(lab: &mut Experiment, cluster: &Cluster) -> Result
     let now = lab.lab().control(1 - leader).status()?.plover_pid;
     ensure!(now == other, "the secondary was ended once more");
     Ok(())
+}
+
+/// Nothing passes between the nodes of the cluster, and the replicas hear each other: both go on.
+fn the_cluster_loses_its_quorum(lab: &mut Experiment, cluster: &Cluster) -> Result<()> {
+    let processes = |lab: &Experiment| -> Result<Vec<u32>> {
+        let lab = lab.lab();
+        lab.ids()
+            .map(|id| Ok(lab.control(id).status()?.plover_pid))
+            .collect()
+    };
+    let (before, since) = (processes(lab)?, now_us());
+    let way = format!("ipproto udp dport {CLUSTER_PORT}");
+    let drops = [0, 1, ARBITER].map(|host| (host, way.clone()));
+    rules(cluster, "add", &drops)?;
+    for host in [0, 1] {
+        let what = format!("{} is without a quorum", NODES[usize::from(host)]);
+        lab.wait(&what, |_| {
+            let shown = cluster.run(host, &["crm_mon", "-1"]);
+            Ok(shown.unwrap_or_default().contains("WITHOUT quorum"))
+        })?;
+    }
+    // Longer than the cluster's own daemons need to stop something.
+    lab.progress().sleep(Duration::from_secs(15))?;
+    report_gap(lab, "the cluster has no quorum", since)?;
+    ensure!(processes(lab)? == before, "a replica was stopped");
+    rules(cluster, "del", &drops)
 }
 
 /// Drops what these hosts send so, or passes it again.

@@ -3,7 +3,7 @@
 //! | what | why |
 //! |---|---|
 //! | `ordered` | instances stop one after the other, so that each can hand over to the next |
-//! | `requires=nothing` (groups of three) | starting a replica is safe without quorum and without fencing: the group's own majority decides who leads. A cluster without quorum stops nothing |
+//! | `requires=nothing` (groups of three, and two with `group.fencing`) | starting a replica is safe without quorum and without fencing: the group's own majority decides who leads, and one of two waits for the word that the other one is off. A cluster without quorum stops nothing |
 //! | `on-fail=block` at `stop` | a replica that refuses to stop holds the guest: Pacemaker must leave it, and must not fence its host |
 //! | `resource-discovery=exclusive` | the guest runs on these nodes, and others are not even asked |
 //! | a rule on `plover-NAME-member` | replicas run on the nodes of members, and on no other: the agents say which these are |
@@ -104,8 +104,8 @@ fn clone(guest: &Guest, places: usize) -> String {
     let (name, file) = (&guest.name, &guest.file);
     let parameters = [("config", format!("/etc/plover/{file}.toml"))];
     let mut of_instances = vec![("failure-timeout", FORGETS_AFTER.to_owned())];
-    // Two replicas cannot agree who leads once the link between them is cut: there the cluster's quorum and fencing count.
-    if guest.members.len() > 2 {
+    // Two replicas without fencing both go on once the link between them is cut: there the cluster's quorum counts.
+    if guest.members.len() > 2 || guest.fencing {
         of_instances.push(("requires", "nothing".into()));
     }
     let mut of_clone = vec![

@@ -134,7 +134,7 @@ fn a_host_that_was_replaced_is_no_place_any_more_and_other_guests_stay() {
 }
 
 #[test]
-fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
+fn a_group_that_cannot_split_needs_no_quorum_to_start_a_replica_and_another_one_does() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "shop.toml", "shop", 3);
     write(folder.path(), "two.toml", "two", 2);
@@ -157,6 +157,7 @@ fn a_group_of_three_needs_no_quorum_to_start_a_replica_and_a_pair_does() {
     .unwrap();
     let guests = guests::read(folder.path()).unwrap();
     let fenced = &render::all(&guests, &Hosts::new(CMAP, &[])).unwrap()[1];
+    assert!(fenced.resources.contains("two-meta-requires"));
     let told = plan(&guests, EMPTY);
     assert!(
         told.contains("two: has group.fencing, and this cluster cannot fence"),
