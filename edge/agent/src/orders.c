@@ -28,6 +28,7 @@ static struct {
     void (*error_free)(void *error);
     unsigned (*watch)(int priority, int fd, int condition,
                       int (*function)(int fd, int condition, void *), void *, void *);
+    unsigned (*idle)(int priority, int (*function)(void *), void *, void *);
 } monitor;
 enum { G_IO_IN = 1, G_IO_ERR = 8, G_IO_HUP = 16 };
 
@@ -41,6 +42,7 @@ _Bool find_monitor(void)
            FIND(monitor.load, "qmp_xen_load_devices_state") &&
            FIND(monitor.error_text, "error_get_pretty") &&
            FIND(monitor.error_free, "error_free") && FIND(monitor.watch, "g_unix_fd_add_full") &&
+           FIND(monitor.idle, "g_idle_add_full") &&
            find_yank();
 }
 
@@ -119,18 +121,47 @@ static int carry_out(const struct request *order, void **error)
     }
 }
 
+static struct {
+    struct reply head;
+    char text[512];
+} reply;
+static size_t reply_text;
+static int reply_sock;
+
+/* The reply to ORDER_STOP waits for the next pass of the main loop. */
+static _Bool reply_waits;
+
+/* Returns whether the other end is there. */
+static _Bool send_reply(void)
+{
+    reply_waits = 0;
+    return send(reply_sock, &reply, sizeof reply.head + reply_text, MSG_NOSIGNAL) >= 0;
+}
+
+/* GLib calls this in the pass after ORDER_STOP. */
+static int on_next_pass(void *unused)
+{
+    (void)unused;
+    if (reply_waits)
+        send_reply();
+    return 0;
+}
+
 /* GLib calls this on QEMU's main thread when the orders' socket is readable. Returns whether to go on
- * listening. */
+ * listening.
+ *
+ * A reset that the guest has asked for just before it stops is done at the end of the pass, and writes
+ * into its memory. So only the next pass says that the guest has stopped. */
 static int on_order(int sock, int condition, void *unused)
 {
     static struct request request;
-    static struct {
-        struct reply head;
-        char text[512];
-    } reply;
     static _Bool begun;
     (void)condition;
     (void)unused;
+    if (reply_waits && !send_reply()) {
+        close(sock);
+        return 0;
+    }
     for (;;) {
         ssize_t got = recv(sock, &request, sizeof request, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR)
@@ -143,16 +174,21 @@ static int on_order(int sock, int condition, void *unused)
             find_firmware();
         begun = 1;
         void *error = NULL;
-        size_t text = 0;
+        reply_sock = sock;
+        reply_text = 0;
         reply.head.value = request.op;
         reply.head.status = carry_out(&request, &error);
         if (error) {
             reply.head.status = EIO;
-            text = (size_t)snprintf(reply.text, sizeof reply.text, "%s", monitor.error_text(error));
-            text = text < sizeof reply.text ? text : sizeof reply.text - 1;
+            size_t text = (size_t)snprintf(reply.text, sizeof reply.text, "%s", monitor.error_text(error));
+            reply_text = text < sizeof reply.text ? text : sizeof reply.text - 1;
             monitor.error_free(error);
         }
-        if (send(sock, &reply, sizeof reply.head + text, MSG_NOSIGNAL) < 0)
+        if (request.op == ORDER_STOP && monitor.idle(0, on_next_pass, NULL, NULL)) {
+            reply_waits = 1;
+            return 1;
+        }
+        if (!send_reply())
             break;
     }
     close(sock);

@@ -86,7 +86,7 @@ fn a_guest_reads_its_cd_on_the_other_host() {
                 serial: None,
             };
             let config = guest_of(machine, vec![device]);
-            Guest::start_with(config, Some(disks.attach().unwrap()))
+            Guest::start_with(config, Some(disks.attach_to_boot().unwrap()))
         };
         let (mut a, mut b) = (new("a"), new("b"));
         a.order(VmCommand::Resume);
@@ -118,7 +118,7 @@ fn pair(dir: &Path, code: &[u8], config: &QemuConfig) -> (Guest, Guest) {
         };
         file.write_all_at(code, 0).unwrap();
         file.write_all_at(&[0x55, 0xaa], 510).unwrap();
-        Guest::start_with(config.clone(), Some(disks.attach().unwrap()))
+        Guest::start_with(config.clone(), Some(disks.attach_to_boot().unwrap()))
     };
     (new("a"), new("b"))
 }

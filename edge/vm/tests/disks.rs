@@ -32,8 +32,8 @@ fn synced_guests_have_equal_disks(machine: Machine) {
         disk(dir.path(), "b", DISK_BYTES),
     );
     let config = with_disk(machine, DiskBus::Virtio);
-    let mut a = Guest::start_with(config.clone(), Some(left.attach().unwrap()));
-    let mut b = Guest::start_with(config, Some(right.attach().unwrap()));
+    let mut a = Guest::start_with(config.clone(), Some(left.attach_to_boot().unwrap()));
+    let mut b = Guest::start_with(config, Some(right.attach_to_boot().unwrap()));
     assert_eq!(
         u64::from(a.vm.layout().pages()),
         ((256 << 20) + DISK_BYTES) >> 12,
@@ -119,7 +119,7 @@ fn firmware_boots_from_every_bus() {
             }],
             ..QemuConfig::new(Boot::Firmware, crate::common::GUEST_MAC)
         };
-        let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
+        let mut guest = Guest::start_with(config, Some(disks.attach_to_boot().unwrap()));
         guest.order(VmCommand::Resume);
         guest.wait_console("disk!");
     }
@@ -131,7 +131,7 @@ fn a_disk_that_fails_ends_the_guest() {
     let dir = tempfile::tempdir().unwrap();
     let mut disks = disk(dir.path(), "a", DISK_BYTES);
     let config = with_disk(Machine::Microvm, DiskBus::Virtio);
-    let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
+    let mut guest = Guest::start_with(config, Some(disks.attach_to_boot().unwrap()));
     guest.order(VmCommand::Resume);
     guest.wait_console("plover-guest: ready");
     // Blocks beyond the new end cannot be read any more.
@@ -163,7 +163,10 @@ fn a_disk_grows_under_its_guest() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let mut disks = crate::common::disk_that_grows(dir.path(), "a", DISK_BYTES, 2 * GROWN);
-        let mut guest = Guest::start_with(with_disk(machine, bus), Some(disks.attach().unwrap()));
+        let mut guest = Guest::start_with(
+            with_disk(machine, bus),
+            Some(disks.attach_to_boot().unwrap()),
+        );
         guest.order(VmCommand::Resume);
         guest.wait_console("plover-guest: ready");
         // Requests are open all the time.

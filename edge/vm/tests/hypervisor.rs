@@ -314,6 +314,8 @@ fn an_operator_resets_and_reboots_a_guest() {
     assert!(!guest.vm.reboots() && !guest.vm.is_off());
     guest.vm.command(VmCommand::Reboot);
     guest.vm.command(VmCommand::PowerButton);
+    // Orders are given one after the other.
+    guest.order(VmCommand::Pause);
     assert!(!guest.vm.reboots(), "the button alone takes the order back");
 }
 

@@ -65,7 +65,7 @@ fn start(machine: Machine, cd: &Path, journal: &Path) -> Guest {
         ..QemuConfig::new(Boot::Firmware, GUEST_MAC)
     };
     let mut disks = Disks::open(&[spec], journal).unwrap();
-    let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
+    let mut guest = Guest::start_with(config, Some(disks.attach_to_boot().unwrap()));
     guest.order(VmCommand::Resume);
     guest
 }

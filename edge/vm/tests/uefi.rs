@@ -17,7 +17,7 @@ fn start(dir: &Path, name: &str, machine: Machine, firmware: Firmware, flash: Ve
         ..QemuConfig::new(Boot::Firmware, crate::common::GUEST_MAC)
     };
     let mut disks = disk(dir, name, 256 * DISK_BLOCK_BYTES as u64);
-    let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
+    let mut guest = Guest::start_with(config, Some(disks.attach_to_boot().unwrap()));
     guest.order(VmCommand::Resume);
     guest
 }

@@ -34,6 +34,8 @@ pub(super) enum Purpose {
     StopForReset,
     /// A step of giving this disk another size.
     Resize(usize, &'static str),
+    /// The power button is pressed.
+    Button,
     /// To give the display to a viewer.
     Viewer,
     /// To learn whether the main loop runs.
@@ -91,6 +93,11 @@ impl Orders {
     /// Whether no order is open.
     pub(super) fn is_free(&self) -> bool {
         self.open.is_empty()
+    }
+
+    /// Whether such an order is unanswered.
+    pub(super) fn is_open(&self, purpose: Purpose) -> bool {
+        self.open.contains(&purpose)
     }
 
     pub(super) fn push(&mut self, command: VmCommand) {
@@ -218,7 +225,7 @@ impl QemuVm {
         format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
     }
 
-    fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
+    pub(super) fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
         self.orders.opened(purpose);
         self.send(purpose, execute, arguments);
     }
@@ -274,7 +281,8 @@ impl QemuVm {
                 | Purpose::Features,
                 Err(error),
             ) => self.give_up(&format!("QEMU did not start: {error}")),
-            (Purpose::Quiet(_) | Purpose::Viewer, Ok(_)) => {}
+            (Purpose::Quiet(_) | Purpose::Viewer | Purpose::Button, Ok(_)) => {}
+            (Purpose::Button, Err(error)) => self.failed("power button", &error),
             (Purpose::Viewer, Err(error)) => {
                 tracing::warn!(
                     event = "viewer_refused",

@@ -131,6 +131,12 @@ impl QemuVm {
         self.orders.stands_since.is_some()
     }
 
+    /// Whether the guest stands for its replica, and will soon run: what a person types at its display is lost meanwhile.
+    pub fn holds_inputs(&self) -> bool {
+        let pauses = self.orders.is_paused || self.orders.is_open(Purpose::Resume);
+        pauses && self.orders.power == Power::On && !self.stands()
+    }
+
     /// Whether an operator has ordered a reboot, and the guest has not powered off yet.
     pub fn reboots(&self) -> bool {
         self.orders.reboots
@@ -211,11 +217,11 @@ impl QemuVm {
         }
     }
 
-    /// Presses the power button. A guest that `reboots` boots again when it has powered off.
+    /// Presses the power button. A guest that `reboots` boots again when it has powered off. Later orders wait for the answer: the
+    /// next state that is saved has the button pressed.
     pub(super) fn press_button(&mut self, reboots: bool) {
         self.orders.reboots = reboots && self.orders.power == Power::On;
-        let purpose = Purpose::Quiet("power button");
-        self.send(purpose, "system_powerdown", Value::Null);
+        self.open(Purpose::Button, "system_powerdown", Value::Null);
     }
 
     /// Stops the vCPUs.
