@@ -1,27 +1,29 @@
 //! All disks of one replica's guest.
 
+mod attaching;
 mod attachment;
 mod blocks;
 mod inner;
 mod server;
 
 use crate::error::DiskError;
-use crate::health::{Health, lock};
+use crate::health::Health;
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
 use crate::worker::{self, DiskEvent, Job, Work};
+use attaching::Attaching;
+pub use attaching::Purpose;
 pub use attachment::Attachment;
 pub use blocks::Blocks;
 pub(crate) use inner::{Inner, cannot};
 use plover_types::{DISK_BLOCK_BYTES, SyncNo};
 use rustix::fd::AsRawFd;
-use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Blocks written since the last scan that make a syncvm due: 16 MiB, which both sides hash in
 /// about 20 ms. More would make the pause of the next syncvm longer than a long slot.
@@ -29,10 +31,6 @@ const MANY_BLOCKS: u32 = 4096;
 
 /// Blocks of a full copy between two orders to write them out: 64 MiB.
 const COPY_FLUSH_BLOCKS: u32 = 16_384;
-
-/// How long to wait for the threads of the last guest before the next one gets the disks. They have been
-/// told to end; a thread that does not end waits for a disk that hangs.
-const THREADS_END_WITHIN: Duration = Duration::from_millis(20);
 
 /// One disk, as the configuration names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,10 +58,12 @@ pub struct Disks {
     open: Option<Open>,
     /// The files that were open before, until their threads have ended.
     closing: Option<Arc<Inner>>,
+    attaching: Option<Attaching>,
     /// Blocks are staged, and [`Disks::settle`] was not called since.
     staged: bool,
 }
 
+#[derive(Clone)]
 struct Open {
     inner: Arc<Inner>,
     jobs: Sender<Job>,
@@ -89,6 +89,7 @@ impl Disks {
             health: Arc::new(health),
             open: None,
             closing: None,
+            attaching: None,
             staged: false,
         };
         let before = Journal::blocks_at(journal);
@@ -121,7 +122,7 @@ impl Disks {
         images.map(Image::bytes).collect()
     }
 
-    /// Whether a disk could have `bytes` bytes: why not, and what to do.
+    /// Whether a disk could have `bytes` bytes: why not, and what to do. Whether its host has room is [`Disks::room_for`]'s.
     pub fn why_not_resize(&self, disk: usize, bytes: u64) -> Option<String> {
         let Some(spec) = self.specs.get(disk) else {
             return Some(format!(
@@ -158,7 +159,21 @@ impl Disks {
                 max >> 20
             ));
         }
-        image.why_no_room(bytes - now)
+        None
+    }
+
+    /// Why this host has no room for a disk of so many bytes. It may have to wait for the file system, so it is another
+    /// thread's to call.
+    pub fn room_for(
+        &self,
+        disk: usize,
+        bytes: u64,
+    ) -> impl FnOnce() -> Option<String> + Send + 'static {
+        let inner = self.open.as_ref().map(|open| Arc::clone(&open.inner));
+        move || {
+            let image = &inner.as_ref()?.images[disk];
+            image.why_no_room(bytes.saturating_sub(image.bytes()))
+        }
     }
 
     /// Whether the images are those of a guest at one moment, and not an incomplete copy.
@@ -171,105 +186,13 @@ impl Disks {
     /// reported until a copy of the guest is whole again.
     pub fn failure(&self) -> Option<String> {
         let hangs = || self.open.as_ref().and_then(|open| open.inner.hangs());
-        self.health.failure().or_else(hangs)
-    }
-
-    /// [`Disks::attach`] for a guest that boots from the disks as they are.
-    ///
-    /// # Errors
-    /// They cannot be used, or are an incomplete copy.
-    pub fn attach_to_boot(&mut self) -> Result<Attachment, DiskError> {
-        let attachment = self.attach()?;
-        if !self.is_whole() {
-            return Err(DiskError::Incomplete);
-        }
-        self.health.mend();
-        Ok(attachment)
-    }
-
-    /// [`Disks::attach`] for a full copy of a guest, which begins here: until the next [`Disks::stage`] is
-    /// durable the images are useless.
-    ///
-    /// # Errors
-    /// They cannot be used, or failed a short while ago.
-    pub fn attach_for_copy(&mut self) -> Result<Attachment, DiskError> {
-        self.health.may_try()?;
-        let attachment = self.attach()?;
-        let begun = self.begin_copy();
-        begun.inspect_err(|error| self.health.fail(&error.to_string()))?;
-        Ok(attachment)
-    }
-
-    /// A connection to each disk for a guest that is about to start. Open requests of the last guest are
-    /// dropped. Files that failed are opened anew.
-    ///
-    /// # Errors
-    /// They cannot be opened, or a syncvm in the journal cannot be completed.
-    pub fn attach(&mut self) -> Result<Attachment, DiskError> {
-        self.staged = false;
-        let attached = self.reopen().and_then(|()| self.connect());
-        attached.inspect_err(|error| {
-            if !matches!(error, DiskError::Busy) {
-                self.health.fail(&error.to_string());
-            }
-        })
-    }
-
-    /// Opens the files if they are not open or have failed. After a failure they may be other files, and
-    /// the old descriptor cannot tell what a failed flush has lost.
-    fn reopen(&mut self) -> Result<(), DiskError> {
-        if self.open.is_some() && !self.health.has_failed() {
-            return Ok(());
-        }
-        if let Some(open) = self.open.take() {
-            self.closing = Some(open.inner);
-        }
-        if let Some(old) = &self.closing {
-            wait_briefly(|| Arc::strong_count(old) == 1)?;
-        }
-        self.closing = None;
-        let open = Open::new(&self.specs, &self.journal, &self.health)?;
-        if open.inner.blocks != self.blocks {
-            return Err(DiskError::Resized {
-                found: open.inner.blocks,
-                wanted: self.blocks,
-            });
-        }
-        self.open = Some(open);
-        Ok(())
-    }
-
-    fn connect(&self) -> Result<Attachment, DiskError> {
-        let Open { inner, works, .. } = self.opened();
-        let life = inner.end_guest();
-        wait_briefly(|| inner.is_at_rest())?;
-        inner.forget_failure();
-        inner.recover()?;
-        let failed = |error: io::Error| DiskError::Failed(format!("serving a disk: {error}"));
-        let mut attachment = Attachment {
-            inner: Arc::clone(inner),
-            blocks: self.opened().blocks(life),
-            works: works.clone(),
-            ours: Vec::new(),
-            theirs: Vec::new(),
-        };
-        for image in 0..inner.images.len() {
-            let (ours, theirs) = server::start(inner, image, life).map_err(failed)?;
-            attachment.ours.push(ours);
-            attachment.theirs.push(theirs);
-        }
-        Ok(attachment)
+        let failure = self.health.failure().or_else(hangs);
+        failure.or_else(|| self.attaches_slowly())
     }
 
     /// For calls that are made only while a guest has the disks.
     fn opened(&self) -> &Open {
         self.open.as_ref().expect("disks that are in use are open")
-    }
-
-    fn begin_copy(&mut self) -> Result<(), DiskError> {
-        let inner = &self.opened().inner;
-        inner.whole.store(false, Ordering::Release);
-        lock(&inner.journal).begin_copy()
     }
 
     /// [`Disks::stage_with`] for known blocks, or none.
@@ -331,18 +254,6 @@ impl Disks {
     pub fn wait_fd(&self) -> RawFd {
         self.health.wake().as_raw_fd()
     }
-}
-
-/// Waits until the last guest's threads are done.
-fn wait_briefly(done: impl Fn() -> bool) -> Result<(), DiskError> {
-    let begun = Instant::now();
-    while !done() {
-        if begun.elapsed() >= THREADS_END_WITHIN {
-            return Err(DiskError::Busy);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }
 
 impl Open {

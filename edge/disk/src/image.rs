@@ -1,6 +1,7 @@
 //! One raw image: the file, its size in blocks, and the blocks that were written.
 
 use crate::DiskSpec;
+use crate::calls::Calls;
 use crate::changes::Changes;
 use crate::error::{DiskError, io_error};
 use crate::health::lock;
@@ -20,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The size of the open image that `spec` names, if it can be a guest's disk.
 fn sized(spec: &DiskSpec, file: &File, used_before: bool) -> Result<u64, DiskError> {
@@ -114,8 +115,8 @@ pub(crate) struct Image {
     broken: AtomicBool,
     /// Held during a sync, so that a second one does not return before the first is done.
     syncing: Mutex<()>,
-    /// Since when a guest's request waits for this image.
-    pub asked: Mutex<Option<Instant>>,
+    /// What waits for the file.
+    pub(crate) calls: Calls,
     /// While there is a snapshot: where blocks go before they are written, and the number of this image there.
     pub(crate) kept: Mutex<Option<(usize, Arc<Kept>)>>,
     /// The clusters that were written since a backup.
@@ -170,7 +171,7 @@ impl Image {
             unsynced: AtomicBool::new(!spec.read_only),
             broken: AtomicBool::new(false),
             syncing: Mutex::new(()),
-            asked: Mutex::new(None),
+            calls: Calls::default(),
             kept: Mutex::new(None),
             changes: Mutex::default(),
         })
@@ -224,6 +225,7 @@ impl Image {
 
     /// Gives it another size, durably. What is behind the new end is lost.
     pub(crate) fn resize(&self, bytes: u64) -> io::Result<()> {
+        let _call = self.calls.begin_flush();
         self.file.set_len(bytes)?;
         self.bytes.store(bytes, Ordering::Release);
         self.file.sync_all()
@@ -233,6 +235,7 @@ impl Image {
         let inside = self.bytes().saturating_sub(offset).min(to.len() as u64);
         let (to, behind) = to.split_at_mut(inside as usize);
         behind.fill(0);
+        let _call = self.calls.begin();
         self.file.read_exact_at(to, offset).map_err(|error| {
             if error.kind() == io::ErrorKind::UnexpectedEof {
                 return io::Error::new(error.kind(), "it ends there, and did not before");
@@ -243,6 +246,7 @@ impl Image {
 
     /// Writes. If the guest is the writer, the caller notes the blocks.
     pub(crate) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        let _call = self.calls.begin();
         self.keep(std::iter::once(blocks_of(offset, from.len() as u64)));
         let result = self.file.write_all_at(from, offset);
         // A block of the leader's guest may lie behind the end of a disk that is smaller here: it grows to hold it.
@@ -258,6 +262,7 @@ impl Image {
         if bytes == 0 || offset >= self.bytes() {
             return Ok(());
         }
+        let _call = self.calls.begin();
         self.keep(self.data_in(blocks_of(offset, bytes)));
         let flags = if hole {
             FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
@@ -321,6 +326,7 @@ impl Image {
             return Err(io::Error::other("an earlier flush has failed"));
         }
         if self.unsynced.swap(false, Ordering::AcqRel) {
+            let _call = self.calls.begin_flush();
             if let Err(error) = self.file.sync_data() {
                 self.broken.store(true, Ordering::Release);
                 return Err(error);
@@ -339,6 +345,7 @@ impl Image {
     /// The first block at or after `block` that may not be zero, or the number of blocks.
     pub(crate) fn first_data(&self, block: u32) -> u32 {
         let bytes = self.bytes();
+        let _call = self.calls.begin();
         match holes::first_data(&*self.file, bytes, block) {
             found if u64::from(found) * DISK_BLOCK_BYTES as u64 >= bytes => self.blocks(),
             found => found,
@@ -347,6 +354,7 @@ impl Image {
 
     /// The first run of blocks at or after `block` that may not be zero; `None` if there is none.
     pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {
+        let _call = self.calls.begin();
         holes::next_data(&*self.file, self.bytes(), block)
     }
 }

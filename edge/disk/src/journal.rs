@@ -18,12 +18,14 @@
 //! Every format keeps the magic bytes, its number and the hash at the same place. So a slot of another
 //! release is recognised, and then the other slot does not count, even if it is one of ours.
 
+use crate::calls::Calls;
 use crate::error::{DiskError, io_error};
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const MAGIC: [u8; 8] = *b"plovdisk";
 const VERSION: u32 = 1;
@@ -145,6 +147,7 @@ pub(crate) struct Journal {
     path: PathBuf,
     file: File,
     slot: Slot,
+    calls: Arc<Calls>,
 }
 
 impl Journal {
@@ -160,8 +163,21 @@ impl Journal {
         };
         let slot = newest(&file, path, blocks)?;
         let slot = Slot { blocks, ..slot };
-        let path = path.into();
-        Ok(Self { path, file, slot })
+        Ok(Self::of(path, file, slot))
+    }
+
+    fn of(path: &Path, file: File, slot: Slot) -> Self {
+        Self {
+            path: path.into(),
+            file,
+            slot,
+            calls: Arc::default(),
+        }
+    }
+
+    /// What waits for the file.
+    pub(crate) fn calls(&self) -> Arc<Calls> {
+        Arc::clone(&self.calls)
     }
 
     /// Looks at the journal of disks of `blocks` blocks, for a process that does not own it. Returns the blocks that they had
@@ -213,8 +229,7 @@ impl Journal {
         if let Some(dir) = path.parent() {
             File::open(dir)?.sync_all()?;
         }
-        let path = path.into();
-        Ok(Self { path, file, slot })
+        Ok(Self::of(path, file, slot))
     }
 
     /// The blocks that are in force, if any.
@@ -222,6 +237,7 @@ impl Journal {
         if !self.slot.in_force {
             return Ok(None);
         }
+        let _call = self.calls.begin_flush();
         // It was intact when it was written or opened.
         let batch = read_body(&self.file, &self.slot).map_err(unreadable(&self.path))?;
         batch
@@ -252,9 +268,12 @@ impl Journal {
         assert!(!self.slot.in_force, "one syncvm at a time");
         let body = &batch.body;
         let hash = *blake3::hash(body).as_bytes();
+        let calls = self.calls();
+        let call = calls.begin_flush();
         self.file
             .write_all_at(body, BODY_AT)
             .map_err(io_error("cannot write the disk journal", &self.path))?;
+        drop(call);
         let body_bytes = body.len() as u64;
         self.advance(|slot| {
             slot.whole = true;
@@ -275,6 +294,7 @@ impl Journal {
         change(&mut slot);
         slot.generation += 1;
         let at = slot.generation % 2 * SLOT_BYTES as u64;
+        let _call = self.calls.begin_flush();
         self.file
             .write_all_at(&slot.encode(), at)
             .and_then(|()| self.file.sync_data())

@@ -8,7 +8,7 @@
 //!        └ asks for blocks ─▶ a thread: hash, read, write
 //! ```
 //!
-//! The loop does not wait for a disk while a guest runs: heartbeats come first.
+//! The loop waits for no disk once they are open: heartbeats come first.
 //!
 //! Both guests read and write their own copy. To a syncvm the 4 KiB blocks of all writable disks are
 //! pages, numbered after those of guest RAM ([`plover_types::PageLayout`]). But a disk outlives its host,
@@ -64,6 +64,7 @@
 //! # }
 //! ```
 
+mod calls;
 mod changes;
 mod disks;
 mod error;
@@ -86,7 +87,7 @@ mod snapshot;
 mod worker;
 mod written;
 
-pub use disks::{Attachment, Blocks, DiskSpec, Disks};
+pub use disks::{Attachment, Blocks, DiskSpec, Disks, Purpose};
 pub use error::DiskError;
 pub use journal::Batch;
 pub use look::Found;

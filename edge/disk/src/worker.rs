@@ -15,6 +15,8 @@ use std::sync::mpsc::Receiver;
 pub enum DiskEvent {
     /// A syncvm's blocks are durable ([`crate::Disks::stage`]).
     Staged(SyncNo),
+    /// The disks are attached, or cannot be ([`crate::Disks::take_attachment`]).
+    Attached,
     /// Work on blocks is done ([`crate::Attachment::begin`]).
     Worked,
     /// The guest has written enough since the last scan that a syncvm is due.
@@ -50,7 +52,7 @@ pub(crate) struct Work {
 
 /// A panic in one of these threads leaves work half done and cannot be recovered: it ends the process, and
 /// the host counts as lost.
-struct AbortOnPanic;
+pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {

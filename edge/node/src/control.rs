@@ -14,6 +14,7 @@ pub(crate) use backup::{Running, Taken};
 pub(crate) use op::Op;
 use op::Wait;
 
+use crate::body::Asker;
 use crate::config::ConfigFile;
 use crate::viewer::Seat;
 use plover_disk::{MemoryCopy, SnapshotLimits, SnapshotRoom};
@@ -127,6 +128,11 @@ pub(crate) enum Request {
     Restored {
         guest: u64,
         step: Result<Restored, String>,
+    },
+    /// An answer that another thread has made.
+    Answer {
+        asker: Asker,
+        answer: Value,
     },
     /// Another replica is asked.
     Ask {

@@ -25,6 +25,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The files of one replica.
 #[derive(Debug)]
@@ -32,8 +34,7 @@ pub(crate) struct Storage {
     record: RecordThread,
     store: Store,
     damage: Option<Damage>,
-    /// Exists while this host is drained.
-    drained: PathBuf,
+    drained: Arc<Drained>,
     /// The store is empty, though this replica has run before.
     promise_lost: bool,
     completions: Vec<Completion>,
@@ -42,6 +43,51 @@ pub(crate) struct Storage {
 fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StorageError {
     let path = path.to_path_buf();
     move |source| StorageError::Io { what, path, source }
+}
+
+/// Whether this host is drained.
+#[derive(Debug)]
+struct Drained {
+    is: AtomicBool,
+    /// Exists while it is.
+    file: PathBuf,
+    /// Held while the file is made or removed; whether that may not be durable.
+    writing: Mutex<bool>,
+}
+
+impl Drained {
+    fn of(file: PathBuf) -> Self {
+        Self {
+            is: file.exists().into(),
+            file,
+            writing: Mutex::new(false),
+        }
+    }
+
+    /// Writes down, durably, what is so now.
+    fn write_down(&self) -> Result<(), StorageError> {
+        let mut unsynced = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = &self.file;
+        if self.is.load(Ordering::Acquire) {
+            let made = File::create(file).and_then(|it| it.sync_all());
+            made.map_err(io_error("cannot write", file))?;
+        } else {
+            match std::fs::remove_file(file) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    if !*unsynced {
+                        return Ok(());
+                    }
+                }
+                removed => removed.map_err(io_error("cannot remove", file))?,
+            }
+        }
+        *unsynced = true;
+        let dir = file.parent().unwrap_or(Path::new("."));
+        let synced = File::open(dir).and_then(|it| it.sync_all());
+        synced.map_err(io_error("cannot write", dir))?;
+        *unsynced = false;
+        Ok(())
+    }
 }
 
 impl Storage {
@@ -68,7 +114,7 @@ impl Storage {
             record,
             store,
             damage: recovered.damage.clone(),
-            drained: dir.join("drained"),
+            drained: Arc::new(Drained::of(dir.join("drained"))),
             promise_lost: false,
             completions: Vec::new(),
         };
@@ -141,36 +187,18 @@ impl Storage {
 
     /// Whether an operator has drained this host.
     pub fn is_drained(&self) -> bool {
-        self.drained.exists()
+        self.drained.is.load(Ordering::Acquire)
     }
 
-    /// Writes down whether this host is drained: it stays so when the process is started again.
-    ///
-    /// # Errors
-    /// The file cannot be written or removed.
-    pub fn set_drained(&self, drained: bool) -> Result<(), StorageError> {
-        if drained {
-            File::create(&self.drained).map_err(io_error("cannot write", &self.drained))?;
-        } else {
-            let removed = std::fs::remove_file(&self.drained);
-            let fails = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
-            if let Some(error) = removed.err().filter(fails) {
-                return Err(io_error("cannot remove", &self.drained)(error));
-            }
-        }
-        // A host is often drained because its disk is slow, and nobody else may wait for that. A disk that fails fails the next
-        // promise, too.
-        let file = self.drained.clone();
-        let sync = move || {
-            let folder = file.parent().map(File::open);
-            for file in [Some(File::open(&file)), folder].into_iter().flatten() {
-                let _ = file.and_then(|file| file.sync_all());
-            }
-        };
-        let _ = std::thread::Builder::new()
-            .name("drained".into())
-            .spawn(sync);
-        Ok(())
+    /// This host is drained, or not any more. The returned call, another thread's to make, writes it down: it stays so when the
+    /// process is started again.
+    pub fn set_drained(
+        &self,
+        drained: bool,
+    ) -> impl FnOnce() -> Result<(), StorageError> + Send + 'static {
+        let kept = Arc::clone(&self.drained);
+        kept.is.store(drained, Ordering::Release);
+        move || kept.write_down()
     }
 
     /// # Errors
@@ -320,12 +348,16 @@ mod tests {
         };
         let storage = open();
         assert!(!storage.is_drained());
-        storage.set_drained(false).unwrap();
-        storage.set_drained(true).unwrap();
+        storage.set_drained(false)().unwrap();
+        // Whichever is written down first, the last word counts.
+        let (no, yes) = (storage.set_drained(false), storage.set_drained(true));
+        yes().unwrap();
+        no().unwrap();
+        assert!(storage.is_drained());
         drop(storage);
         let storage = open();
         assert!(storage.is_drained());
-        storage.set_drained(false).unwrap();
+        storage.set_drained(false)().unwrap();
         drop(storage);
         assert!(!open().is_drained());
     }

@@ -20,6 +20,9 @@ use std::process::Command;
 
 const DISK_BYTES: u64 = 24 << 20;
 
+/// In a replica's state directory.
+const JOURNAL: &str = "disks";
+
 /// Fills the guest's disk. With `oflag=direct` the guest does not keep the data in its memory.
 const FILL: &str = "dd if=/dev/urandom of=/dev/vda bs=64k oflag=direct >/dev/null 2>&1 &\n";
 
@@ -138,6 +141,36 @@ fn hang_the_leaders_disk(lab: &mut Experiment, freezer: &Freezer) -> Result<()> 
     recover(lab, killed)
 }
 
+/// The disk hangs that holds the journal of a replica to which the guest is to be copied. It says so, and votes.
+fn hang_a_joiners_journal(lab: &mut Experiment, freezer: &Freezer) -> Result<()> {
+    let (leader, hung) = (
+        lab.lab().find(&role("leader"))?,
+        lab.lab().find(&role("witness"))?,
+    );
+    lab.strike(Fault::Kill, &Target::Replica(hung))?;
+    let state_dir = LabDir::of(lab.lab().name()).replica(hung).state_dir();
+    let (journal, here) = (
+        state_dir.join(JOURNAL),
+        freezer.path().join(format!("{hung}-{JOURNAL}")),
+    );
+    std::fs::copy(&journal, &here)?;
+    std::fs::remove_file(&journal)?;
+    std::os::unix::fs::symlink(here, &journal)?;
+    freezer.freeze()?;
+    lab.restart(hung)?;
+    wait_for_trouble(lab, hung, "have not answered")?;
+    // Nobody else is left to vote with the leader.
+    let (killed, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    ensure!(
+        lab.lab().find(&role("leader"))? == leader,
+        "the leader lost its majority"
+    );
+    freezer.thaw()?;
+    lab.wait_until_protected_again(at)?;
+    recover(lab, killed)
+}
+
 /// An empty disk, as qcow2, the most common format, if there is a tool to make one.
 fn image(dir: &Path) -> PathBuf {
     let (qcow2, raw) = (dir.join("disk.qcow2"), dir.join("disk.raw"));
@@ -170,7 +203,8 @@ fn a_replica_whose_disk_fails_or_hangs_leaves_and_comes_back_when_it_is_mended()
     prove("t-faulty", with_a_disk(scratch.path()), |lab| {
         fill_one_disk(lab, &small)?;
         lose_the_leaders_disk(lab)?;
-        hang_the_leaders_disk(lab, &freezer)
+        hang_the_leaders_disk(lab, &freezer)?;
+        hang_a_joiners_journal(lab, &freezer)
     });
 }
 

@@ -1,6 +1,7 @@
 //! The opened files of all disks, and when they may be changed.
 
 use super::DiskSpec;
+use crate::calls::Calls;
 use crate::error::{DiskError, advice};
 use crate::health::{Health, lock};
 use crate::image::Image;
@@ -10,13 +11,9 @@ use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, TryLockError};
-use std::time::Duration;
-
-/// A request that takes longer is said to hang.
-const HANGS_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Inner {
     pub(crate) images: Vec<Image>,
@@ -24,6 +21,8 @@ pub(crate) struct Inner {
     pub(crate) regions: Vec<(u32, usize)>,
     pub(super) blocks: u32,
     pub(super) journal: Mutex<Journal>,
+    /// What waits for the journal's file, and its path.
+    journal_calls: (Arc<Calls>, PathBuf),
     /// Whether the journal says that the images are whole; readable without its lock.
     pub(super) whole: AtomicBool,
     /// Unfinished work that the guest's requests wait for.
@@ -84,12 +83,14 @@ impl Inner {
                 .filter(|blocks| *blocks <= 1 << 31)
                 .ok_or_else(|| DiskError::TooLarge(images.iter().map(Image::bytes).sum()))?;
         }
+        let path = journal.to_path_buf();
         let journal = Journal::open(journal, blocks)?;
         let inner = Self {
             images,
             regions,
             blocks,
             whole: AtomicBool::new(journal.is_whole()),
+            journal_calls: (journal.calls(), path),
             journal: Mutex::new(journal),
             gate: Mutex::default(),
             opened: Condvar::new(),
@@ -222,16 +223,17 @@ impl Inner {
         !changes && !writes
     }
 
-    /// An image that has not answered a request of a guest for long, in words.
+    /// An image, or the journal, that has not answered for long, in words.
     pub(super) fn hangs(&self) -> Option<String> {
-        let waiting = self.images.iter().filter_map(|image| {
-            let since = (*lock(&image.asked))?;
-            Some((image, since.elapsed())).filter(|(_, waits)| *waits >= HANGS_AFTER)
-        });
-        let (image, waits) = waiting.max_by_key(|(_, waits)| *waits)?;
+        let images = self.images.iter();
+        let calls = images.map(|image| ("disk image", image.path(), &image.calls));
+        let (of_journal, path) = &self.journal_calls;
+        let calls = calls.chain([("disk journal", path.as_path(), &**of_journal)]);
+        let hang = calls.filter_map(|(what, path, calls)| Some((what, path, calls.hang()?)));
+        let (what, path, waits) = hang.max_by_key(|(_, _, waits)| *waits)?;
         Some(format!(
-            "the disk image {} has not answered for {} s; look at the storage below it",
-            image.path().display(),
+            "the {what} {} has not answered for {} s; look at the storage below it",
+            path.display(),
             waits.as_secs()
         ))
     }

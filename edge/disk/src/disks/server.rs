@@ -2,7 +2,6 @@
 
 use super::MANY_BLOCKS;
 use super::inner::{Inner, cannot};
-use crate::health::lock;
 use crate::image::Image;
 use crate::nbd::{self, Backing};
 use crate::worker::DiskEvent;
@@ -11,7 +10,6 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 /// Serves one disk to one guest.
 pub(super) struct Server {
@@ -91,6 +89,7 @@ impl Backing for Server {
     }
 
     fn flush(&self) -> io::Result<()> {
+        let _call = self.image().calls.begin();
         self.image().sync()
     }
 
@@ -100,10 +99,6 @@ impl Backing for Server {
         } else {
             self.inner.busy.fetch_sub(1, Ordering::AcqRel);
         }
-    }
-
-    fn works(&self, works: bool) {
-        *lock(&self.image().asked) = works.then(Instant::now);
     }
 
     fn failed(&self, what: &str, error: &io::Error) {

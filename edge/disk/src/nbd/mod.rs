@@ -57,8 +57,6 @@ pub(crate) trait Backing {
     }
     /// A request begins or ends.
     fn busy(&self, _busy: bool) {}
-    /// Within a request, the work on what is served begins or ends. The rest of the request waits for the client.
-    fn works(&self, _works: bool) {}
     /// A request failed.
     fn failed(&self, _what: &str, _error: &io::Error) {}
 }
@@ -174,12 +172,10 @@ fn answer(
     if request.command == Command::Disconnect {
         return Ok(false);
     }
-    backing.works(true);
     let error = match request.command {
         Command::Extents if session.extents => tell_extents(backing, &request, buffer),
         _ => carry_out(backing, &request, buffer),
     };
-    backing.works(false);
     let error = error.err().unwrap_or(0);
     if chunked {
         p::chunk(&request, error, buffer);

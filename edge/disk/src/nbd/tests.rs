@@ -42,7 +42,6 @@ impl Write for Script {
 struct Plain {
     image: Image,
     busy: Cell<i32>,
-    works: Cell<bool>,
     /// The client may ask for extents.
     tells: bool,
 }
@@ -55,14 +54,12 @@ impl Backing for Plain {
         self.image.read_only
     }
     fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
-        assert!(self.works.get());
         self.image.read(offset, to)
     }
     fn tells_extents(&self) -> bool {
         self.tells
     }
     fn extents(&self, _: u64, bytes: u64) -> io::Result<Vec<(u64, Extent)>> {
-        assert!(self.works.get());
         let kinds = [Extent::Zero, Extent::Elsewhere, Extent::Data];
         Ok(kinds.map(|kind| (bytes / 3, kind)).into())
     }
@@ -72,7 +69,6 @@ impl Backing for Plain {
         bytes: u64,
         change: &mut dyn FnMut(&Image) -> io::Result<()>,
     ) -> io::Result<()> {
-        assert!(self.works.get());
         let done = change(&self.image);
         self.image.note(offset, bytes);
         done
@@ -82,10 +78,6 @@ impl Backing for Plain {
     }
     fn busy(&self, busy: bool) {
         self.busy.set(self.busy.get() + if busy { 1 } else { -1 });
-    }
-    fn works(&self, works: bool) {
-        assert_eq!(self.busy.get(), 1);
-        self.works.set(works);
     }
     fn failed(&self, what: &str, error: &io::Error) {
         panic!("{what}: {error}");
@@ -109,7 +101,6 @@ fn backing(read_only: bool) -> (tempfile::TempDir, Plain) {
         Plain {
             image,
             busy: Cell::new(0),
-            works: Cell::new(false),
             tells: false,
         },
     )
@@ -210,39 +201,6 @@ fn a_client_reads_what_it_wrote() {
     assert!(content[8192..12288].iter().all(|byte| *byte == 0));
     assert!(content[20481..24577].iter().all(|byte| *byte == 0));
     assert_eq!((content[20480], content[24577]), (5, 5));
-}
-
-/// A client that stands still in the middle of a request, or does not take the answer, is not the disk's fault.
-#[test]
-fn nothing_works_while_the_client_is_waited_for() {
-    struct Watched<'a>(Script, &'a Plain);
-
-    impl Read for Watched<'_> {
-        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-            assert!(!self.1.works.get());
-            self.0.read(to)
-        }
-    }
-
-    impl Write for Watched<'_> {
-        fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-            assert!(!self.1.works.get());
-            self.0.write(from)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            self.0.flush()
-        }
-    }
-
-    let (_dir, plain) = backing(false);
-    let mut said = hello();
-    said.extend(request(1, 0, 1, 0, 3));
-    said.extend([9; 3]);
-    said.extend(request(0, 0, 2, 0, 8));
-    let mut client = Watched(Script::new(said), &plain);
-    serve(&mut client, &plain).unwrap();
-    assert!(client.0.heard.ends_with(&[9, 9, 9, 5, 5, 5, 5, 5]));
 }
 
 #[test]

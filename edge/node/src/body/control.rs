@@ -48,6 +48,7 @@ impl Body {
                     let _ = reply.send(self.backup.running(number));
                 }
                 Request::Restored { guest, step } => self.go_on_restoring(guest, step)?,
+                Request::Answer { asker, answer } => self.reply(asker, &answer),
                 Request::Ask { of, op, reply } => self.ask(of, &op, None, reply),
                 Request::View { reply } => {
                     if let Err(SendError(Ok((number, _)))) = reply.send(self.seat_viewer()) {
@@ -78,10 +79,18 @@ impl Body {
         Ok(())
     }
 
-    /// Carries a request out and answers it: an input to the guest once it is safe, all others at once.
+    /// Carries a request out and answers it: an input to the guest once it is safe, what waits for a disk when that has
+    /// answered, and all others at once.
     pub(super) fn request(&mut self, op: Op, asker: Asker) -> Result<(), BoxError> {
-        if let Op::Guest { order } = op {
-            return self.ask_agent(order, asker);
+        match op {
+            Op::Guest { order } => return self.ask_agent(order, asker),
+            Op::Drain => return self.drain(true, asker),
+            Op::Undrain => return self.drain(false, asker),
+            Op::DiskRoom { disk, bytes, .. } => {
+                self.tell_room(disk, bytes, asker);
+                return Ok(());
+            }
+            _ => {}
         }
         if let Asker::There(peer, id) = asker {
             match &op {
@@ -129,8 +138,6 @@ impl Body {
             }
             Op::Switchover { to } => self.switch_over(to)?,
             Op::Member { order } => self.change_members(order)?,
-            Op::Drain => self.drain(true)?,
-            Op::Undrain => self.drain(false)?,
             Op::PeerOff { id, seen_at_us } => self.peer_is_off(id, Micros(seen_at_us))?,
             Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
                 Some(why) => json!({"error": why}),
@@ -164,7 +171,6 @@ impl Body {
             | Op::CopyMemory { .. } => {
                 json!({"error": "this is a connection of its own, to a replica's own socket"})
             }
-            Op::DiskRoom { disk, bytes, .. } => self.room_for_disk(disk, bytes),
             Op::DiskGrow { disk, bytes } => self.grow_disk(disk, bytes),
             Op::DiskTell { disk, bytes } => self.tell_of_disk(disk, bytes),
             Op::Reload { .. } => {
@@ -179,8 +185,8 @@ impl Body {
             | Op::Type { .. } => {
                 json!({"error": "inputs to the guest are answered when they are safe"})
             }
-            Op::Guest { .. } => {
-                json!({"error": "a request to the guest's agent is answered when the agent has"})
+            Op::Guest { .. } | Op::Drain | Op::Undrain | Op::DiskRoom { .. } => {
+                json!({"error": "this is answered when somebody else has answered"})
             }
             Op::Stops | Op::Look { .. } | Op::Viewed { .. } => {
                 json!({"error": "this is what replicas tell each other"})
@@ -219,13 +225,17 @@ impl Body {
         )
     }
 
-    /// Writes down that this host is drained, or not any more, and tells the brain.
-    fn drain(&mut self, drained: bool) -> Result<Value, BoxError> {
-        if let Err(error) = self.storage.set_drained(drained) {
-            return Ok(json!({"error": error.to_string()}));
-        }
-        self.apply(Event::Drain(drained))?;
-        Ok(json!({"ok": true}))
+    /// This host is drained, or not any more. That counts at once, and is answered when it is written down: a host is often
+    /// drained because its disk is slow.
+    fn drain(&mut self, drained: bool, asker: Asker) -> Result<(), BoxError> {
+        let write_down = self.storage.set_drained(drained);
+        self.answer_later(asker, move || match write_down() {
+            Ok(()) => json!({"ok": true}),
+            Err(error) => json!({"error": format!(
+                "it is so until its process ends, and could not be written down: {error}"
+            )}),
+        });
+        self.apply(Event::Drain(drained))
     }
 
     /// Somebody knows that the other one of two replicas is off.

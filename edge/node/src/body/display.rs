@@ -1,15 +1,17 @@
 //! The guest's display, as operators of any host look at it (`viewer.rs`, docs/decisions/0069).
 //!
-//! Keys and the pointer go to the leader's guest only, and nothing of the picture is held: both are for people, who see what
-//! has become of them.
+//! Keys and the pointer go to the leader's guest only, and wait while it stands for a sync. Nothing of the picture is held: both
+//! are for people, who see what has become of them.
 
 use super::{Body, Role};
 use crate::clock;
-use crate::viewer::{self, Part, Route, Seat, View};
+use crate::viewer::{self, Gate, Part, Route, Seat, View};
 use plover_types::{Micros, ReplicaId};
+use plover_vm::QemuVm;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::TrySendError;
 
 /// Viewers that the display of this replica's guest may have, and viewers of this host: more are refused.
@@ -25,6 +27,8 @@ pub(super) struct Viewers {
     /// Since when this replica leads and does not serve: another may lead by now.
     doubtful_since: Option<Micros>,
     open: BTreeMap<u64, View>,
+    /// Of what goes to this replica's guest.
+    gate: Arc<Gate>,
 }
 
 impl Viewers {
@@ -58,7 +62,8 @@ impl Body {
     pub(super) fn seat_viewer(&mut self) -> Result<(u64, Seat), String> {
         if self.role == Role::Leader {
             let (view, guest) = self.show_display()?;
-            return Ok((self.viewers.add(view), Seat::Here(guest)));
+            let seat = Seat::Here(guest, Arc::clone(&self.viewers.gate));
+            return Ok((self.viewers.add(view), seat));
         }
         self.has_room()?;
         let status = self.replica.status();
@@ -94,11 +99,11 @@ impl Body {
         let (passes, parts) = viewer::parts();
         view.route = Some((route, passes));
         let number = self.viewers.add(view);
-        let handle = self.control.handle();
+        let (handle, gate) = (self.control.handle(), Arc::clone(&self.viewers.gate));
         let thread = std::thread::Builder::new().name("viewer".into());
         let spawned = thread.spawn(move || {
             // Fails only where the socket is closed.
-            let _ = viewer::carry(number, &guest, route, parts, &handle);
+            let _ = viewer::carry(number, &guest, &gate, route, parts, &handle);
             handle.viewer_left(number);
         });
         if let Err(error) = spawned {
@@ -174,11 +179,20 @@ impl Body {
         }
     }
 
+    /// The guest is about to stand: keys wait.
+    pub(super) fn hold_keys(&self) {
+        if !self.viewers.open.is_empty() {
+            self.viewers.gate.set(true);
+        }
+    }
+
     /// Once a turn: closes the viewers that see a guest which is not the group's any more.
     pub(super) fn mind_viewers(&mut self) {
         if self.viewers.open.is_empty() {
             return;
         }
+        let stands = self.vm.as_ref().is_some_and(QemuVm::holds_inputs);
+        self.viewers.gate.set(stands);
         let (status, now) = (self.replica.status(), clock::now());
         match self.viewers.doubtful_since {
             _ if status.serving || status.role != Role::Leader => {

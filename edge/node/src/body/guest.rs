@@ -5,7 +5,7 @@ use super::{Body, BoxError, FRAMES_PER_TURN};
 use crate::clock;
 use crate::control::ConsoleOutput;
 use crate::host::{self, CpuConfig};
-use plover_disk::{Attachment, DiskError};
+use plover_disk::{Attachment, Purpose};
 use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
 use plover_types::{Frame, Micros, SyncNo, Unconsumed};
 use plover_vm::{AtEnd, GuestEnd, QemuConfig, QemuVm, VmCommand, VmEvent};
@@ -15,6 +15,9 @@ use std::io::Write;
 
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// A guest whose disks are not attached by then is lost: another host may have some that answer.
+const DISKS_WITHIN: Micros = Micros::from_ms(5_000);
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
@@ -193,6 +196,9 @@ impl Body {
         self.restoring.forget();
         self.backup
             .forget_memory("this replica's guest was lost: begin another backup");
+        if let (Some(_), Some(disks)) = (self.disks_until.take(), &mut self.disks) {
+            disks.give_up_attaching();
+        }
         if let Some(vm) = self.vm.take() {
             vm.leave();
         }
@@ -213,38 +219,74 @@ impl Body {
         self.leave_guest();
         self.drop_work();
         self.plan_restore(reason);
+        let Some(disks) = &mut self.disks else {
+            let failed = self.spawn_guest(None);
+            return self.events.extend(failed);
+        };
+        let begun = disks.begin_attach(match reason {
+            BootReason::Copy => Purpose::Copy,
+            BootReason::Boot => Purpose::Boot,
+        });
+        match begun {
+            Ok(()) => self.disks_until = Some(clock::now() + DISKS_WITHIN),
+            Err(error) => {
+                let failed = self.not_started(&error.to_string());
+                self.events.push_back(failed);
+            }
+        }
+    }
+
+    /// The guest that is to start has its disks, or cannot have them.
+    pub(super) fn disks_attached(&mut self) -> Option<Event> {
+        let attached = self.disks.as_mut()?.take_attachment()?;
+        self.disks_until = None;
+        match attached {
+            Ok(disks) => self.spawn_guest(Some(disks)),
+            Err(error) => Some(self.not_started(&error.to_string())),
+        }
+    }
+
+    /// Waits no longer for disks that hang.
+    pub(super) fn mind_disks(&mut self) -> Result<(), BoxError> {
+        if self.disks_until.is_none_or(|at| clock::now() < at) {
+            return Ok(());
+        }
+        // They may have come while this process stood still.
+        if let Some(failed) = self.disks_attached() {
+            return self.apply(failed);
+        }
+        match self.disks.as_mut().filter(|_| self.disks_until.is_some()) {
+            Some(disks) => {
+                let why = disks.fail_attaching();
+                let failed = self.not_started(&why);
+                self.apply(failed)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn spawn_guest(&mut self, disks: Option<Attachment>) -> Option<Event> {
         // The new process inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
-        let disks = self.attach_disks(reason).map_err(|error| error.to_string());
         self.keep_this_thread_on(|cpus| &cpus.guest);
         let qemu = QemuConfig {
             flash: self.variables.newest(),
             ..self.qemu.clone()
         };
-        let spawned =
-            disks.and_then(|disks| QemuVm::spawn(qemu, disks).map_err(|error| error.to_string()));
+        let spawned = QemuVm::spawn(qemu, disks);
         let _ = rustix::process::setpriority_process(None, host::NICE);
         self.keep_this_thread_on(|cpus| &cpus.replica);
         match spawned {
-            Ok(vm) => self.vm = Some(vm),
-            Err(error) => {
-                let event = self.guest_is_gone(format!("cannot start the guest: {error}"));
-                self.events.push_back(event);
+            Ok(vm) => {
+                self.vm = Some(vm);
+                None
             }
+            Err(error) => Some(self.not_started(&error.to_string())),
         }
     }
 
-    /// The disks for a guest that starts: to boot from, if they are whole, or to be overwritten with
-    /// another replica's pages.
-    fn attach_disks(&mut self, reason: BootReason) -> Result<Option<Attachment>, DiskError> {
-        let Some(disks) = &mut self.disks else {
-            return Ok(None);
-        };
-        let attachment = match reason {
-            BootReason::Copy => disks.attach_for_copy()?,
-            BootReason::Boot => disks.attach_to_boot()?,
-        };
-        Ok(Some(attachment))
+    fn not_started(&mut self, why: &str) -> Event {
+        self.guest_is_gone(format!("cannot start the guest: {why}"))
     }
 
     /// Gives the hypervisor an order, after the work on its pages that was asked for before.
@@ -260,6 +302,9 @@ impl Body {
             },
             other => other,
         };
+        if command == VmCommand::Pause {
+            self.hold_keys();
+        }
         if let Some(vm) = &mut self.vm {
             vm.command(command);
             // Some orders are answered at once.

@@ -2,15 +2,16 @@
 //! has become of it (`plover_replica`, `leader/operators.rs`).
 
 use super::{Body, BoxError};
+use crate::control::Request;
 use plover_replica::{Event, NotTaken, OperatorInput, Role, Ticket};
 use plover_types::ReplicaId;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 
 /// Who waits for the answer to a request.
 #[derive(Debug)]
-pub(super) enum Asker {
+pub(crate) enum Asker {
     /// A client of this host's control socket.
     Here(Sender<Value>),
     /// A client at this replica, with the number of its question.
@@ -73,6 +74,34 @@ impl Body {
             Err(why) => json!({"error": why.to_string()}),
         };
         self.reply(asker, &answer);
+    }
+
+    /// Answers a request with what `make` returns. It is called on a thread of its own, since it may wait for a disk.
+    pub(super) fn answer_later(
+        &mut self,
+        asker: Asker,
+        make: impl FnOnce() -> Value + Send + 'static,
+    ) {
+        let requests = self.control.handle();
+        let (give, given) = channel();
+        let made = std::thread::Builder::new()
+            .name("answer".into())
+            .spawn(move || {
+                let answer = make();
+                if let Ok(asker) = given.recv() {
+                    requests.send(Request::Answer { asker, answer });
+                }
+            });
+        match made {
+            Ok(_) => {
+                // Fails only if the thread has panicked.
+                let _ = give.send(asker);
+            }
+            Err(error) => {
+                let why = format!("no thread can be made: {error}; raise TasksMax= of the service");
+                self.reply(asker, &json!({"error": why}));
+            }
+        }
     }
 
     /// Answers a request.

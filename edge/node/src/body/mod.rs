@@ -30,6 +30,7 @@ use self::backup::Backup;
 use self::display::Viewers;
 use self::ending::Ending;
 use self::failover::{Failover, LostLeads};
+pub(crate) use self::inputs::Asker;
 use self::inputs::Inputs;
 use self::members::Silence;
 use self::printed::Printed;
@@ -153,6 +154,8 @@ struct Body {
     vm: Option<QemuVm>,
     /// `None` for a guest without disks.
     disks: Option<Disks>,
+    /// Until when a guest that is to start waits for its disks.
+    disks_until: Option<Micros>,
     control: Control,
     answers: Answers,
     /// Work on pages that was not finished at once, and what has to wait for it.
@@ -293,6 +296,7 @@ impl Body {
         until = until.min(self.leaving.map_or(Micros::NEVER, |at| at.max(now)));
         until = until.min(self.service.due().max(now));
         until = until.min(self.agent.due().max(now));
+        until = until.min(self.disks_until.map_or(Micros::NEVER, |at| at.max(now)));
         let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
@@ -386,6 +390,7 @@ impl Body {
         if self.ready.disks {
             self.take_disks()?;
         }
+        self.mind_disks()?;
         let asks = |vm: &QemuVm| vm.has_backlog() || vm.is_starting();
         if self.ready.vm || self.vm.as_ref().is_some_and(asks) {
             self.take_vm()?;

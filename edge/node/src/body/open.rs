@@ -144,6 +144,7 @@ impl Body {
             facing: false,
             vm: None,
             disks,
+            disks_until: None,
             control,
             answers: Answers::new(),
             work: VecDeque::new(),

@@ -14,6 +14,7 @@
 //!
 //! Each order may be given again: it finds what was done, and goes on from there.
 
+use super::inputs::Asker;
 use super::{Body, BoxError};
 use plover_disk::Disks;
 use plover_replica::{Event, Role};
@@ -86,12 +87,17 @@ impl Resizing {
 }
 
 impl Body {
-    /// Whether a disk could have so many bytes on this host.
-    pub(super) fn room_for_disk(&self, disk: usize, bytes: u64) -> Value {
-        match self.why_not_resize(disk, bytes) {
-            Some(why) => json!({"error": why}),
-            None => json!({"ok": true}),
-        }
+    /// Tells whether a disk could have so many bytes on this host.
+    pub(super) fn tell_room(&mut self, disk: usize, bytes: u64, asker: Asker) {
+        let refused = self.why_not_resize(disk, bytes);
+        let disks = self.disks.as_ref().filter(|_| refused.is_none());
+        let room = disks.map(|disks| disks.room_for(disk, bytes));
+        self.answer_later(asker, move || {
+            match refused.or_else(|| room.and_then(|room| room())) {
+                Some(why) => json!({"error": why}),
+                None => json!({"ok": true}),
+            }
+        });
     }
 
     fn why_not_resize(&self, disk: usize, bytes: u64) -> Option<String> {

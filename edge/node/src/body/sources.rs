@@ -149,6 +149,10 @@ impl Body {
                     }
                     Event::DisksStaged(sync)
                 }
+                DiskEvent::Attached => match self.disks_attached() {
+                    Some(failed) => failed,
+                    None => continue,
+                },
                 DiskEvent::ManyWritten => Event::SyncDue,
                 DiskEvent::Failed(why) => self.guest_is_gone(why),
             };

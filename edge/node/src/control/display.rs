@@ -1,7 +1,7 @@
 //! A viewer of the guest's display, on a connection of its own.
 
 use super::{ANSWER_WITHIN, Op, Request, StopHandle, ask};
-use crate::viewer::{self, Seat};
+use crate::viewer::{self, Gate, Seat};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 
@@ -29,8 +29,10 @@ pub fn take_seat(handle: &StopHandle) -> Result<(u64, Seat), String> {
 /// Carries the viewer's bytes until it has gone or is to go.
 pub fn look(number: u64, viewer: &UnixStream, seat: Seat, handle: &StopHandle) {
     let carried = match seat {
-        Seat::Here(guest) => viewer::join_sockets(viewer, &guest),
-        Seat::There(route, parts) => viewer::carry(number, viewer, route, parts, handle),
+        Seat::Here(guest, gate) => viewer::join_through(&gate, viewer, &guest),
+        Seat::There(route, parts) => {
+            viewer::carry(number, viewer, &Gate::default(), route, parts, handle)
+        }
     };
     if let Err(error) = carried {
         tracing::debug!(%error, "a viewer's connection ended");

@@ -193,6 +193,11 @@ impl Op {
                 "replica {of} has not answered within {within} s, and its link is up: its process is stopped or hangs, or its \
                  host is busy; look there"
             ),
+            Self::Drain | Self::Undrain => format!(
+                "the replica of this host has not answered within {within} s: its loop or the disk of paths.state_dir stands \
+                 still. If `plover status` shows the change, it holds until the process ends, and longer if the disk answers \
+                 before; look at its log, and at this host's disks and CPUs"
+            ),
             op if op.is_for_leader() => format!(
                 "the replica that leads has not answered within {within} s: the request may have been carried out; see \
                  `plover status`"

@@ -15,16 +15,6 @@ fn attach_for_copy(disks: &mut Disks) -> Attachment {
     }
 }
 
-/// Why the disks are not attached, once the threads of the last guest have ended.
-fn refusal(mut attach: impl FnMut() -> Result<Attachment, DiskError>) -> String {
-    loop {
-        match attach() {
-            Err(DiskError::Busy) => std::thread::yield_now(),
-            attached => return attached.err().unwrap().to_string(),
-        }
-    }
-}
-
 /// Ends a copy, as a first syncvm does.
 fn complete(disks: &mut Disks, sync: u64) {
     disks.stage(SyncNo(sync), Batch::new());
@@ -59,10 +49,8 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
         "{early}"
     );
     // The next try sees the present file.
-    for seen in [
-        refusal(|| disks.attach()),
-        refusal(|| disks.attach_to_boot()),
-    ] {
+    for _ in 0..2 {
+        let seen = attach_at_rest(&mut disks).err().unwrap().to_string();
         assert!(seen.contains("0 bytes, not"), "{seen}");
     }
     file.set_len(8 * DISK_BLOCK_BYTES as u64).unwrap();
@@ -79,12 +67,52 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     assert!(scratch.crash().open().is_whole());
 }
 
+/// The caller does not wait. Nothing is attached for a guest that was given up, and the next one has the disks as soon as they
+/// answer.
+#[test]
+fn disks_that_hang_are_given_up_and_attached_when_they_answer() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let inner = Arc::clone(&disks.opened().inner);
+    let hangs = lock(&inner.journal);
+    disks.begin_attach(Purpose::Copy).unwrap();
+    assert_eq!(wait(&mut disks), DiskEvent::Attached);
+    let busy = disks.take_attachment().map(Result::err);
+    assert!(matches!(busy, Some(Some(DiskError::Busy))), "{busy:?}");
+    assert!(disks.is_whole() && disks.failure().is_none());
+    disks.begin_attach(Purpose::Boot).unwrap();
+    let why = disks.fail_attaching();
+    assert!(
+        why.contains("journal") && why.contains("not answered"),
+        "{why}"
+    );
+    assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));
+    let hour = Duration::from_secs(3600);
+    disks.health.failed_at(Some(Instant::now() + hour));
+    let early = disks.begin_attach(Purpose::Copy).unwrap_err().to_string();
+    assert!(early.contains("again later"), "{early}");
+    disks.begin_attach(Purpose::Boot).unwrap();
+    drop(hangs);
+    drop(inner);
+    let attachment = loop {
+        assert_eq!(wait(&mut disks), DiskEvent::Attached);
+        match disks.take_attachment() {
+            Some(Err(DiskError::Busy)) => disks.begin_attach(Purpose::Boot).unwrap(),
+            Some(attached) => break attached.unwrap(),
+            None => {}
+        }
+    };
+    put(&attachment, 3, 5);
+    assert_eq!(contents(&attachment)[3], 5);
+    assert_eq!(disks.failure(), None);
+}
+
 /// If a write of staged blocks fails, the syncvm stays in the journal until its blocks are on the disk.
 #[test]
 fn a_sync_that_could_not_be_written_is_not_settled() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     disks.stage(SyncNo(1), batch(&BTreeMap::from([(20, 5)])));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
     attachment.begin_writing(|blocks| blocks.inner.note_failure("a bad sector"));
@@ -92,7 +120,7 @@ fn a_sync_that_could_not_be_written_is_not_settled() {
     disks.settle();
     assert!(matches!(wait(&mut disks), DiskEvent::Failed(why) if why.contains("a bad sector")));
     let after = scratch.crash();
-    assert_eq!(contents(&after.open().attach().unwrap())[20], 5);
+    assert_eq!(contents(&after.open().attach_to_boot().unwrap())[20], 5);
 }
 
 /// A replica whose image is missing at the start can still vote. It takes a copy once there is a place

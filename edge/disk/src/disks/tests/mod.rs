@@ -7,11 +7,13 @@ mod snapshot;
 
 use super::server::Server;
 use super::*;
+use crate::health::lock;
 use crate::nbd::Backing;
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, PageLayout, PageSet};
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 
 const BLOCKS: u32 = 24;
 
@@ -62,6 +64,16 @@ impl Scratch {
             std::fs::copy(entry.path(), copy.dir.path().join(entry.file_name())).unwrap();
         }
         copy
+    }
+}
+
+/// For a guest that boots, once the threads of the last guest have ended, however busy this machine is.
+fn attach_at_rest(disks: &mut Disks) -> Result<Attachment, DiskError> {
+    loop {
+        match disks.attach_to_boot() {
+            Err(DiskError::Busy) => {}
+            attached => return attached,
+        }
     }
 }
 
@@ -125,7 +137,7 @@ fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
 fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     for block in 0..BLOCKS {
         put(&attachment, block, 1);
     }
@@ -139,7 +151,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
         let copy = scratch.crash();
         let mut disks = copy.open();
         assert!(disks.is_whole());
-        assert_eq!(contents(&disks.attach().unwrap()), expected);
+        assert_eq!(contents(&disks.attach_to_boot().unwrap()), expected);
     };
     after_crash(&before);
     disks.stage(SyncNo(5), batch(&staged));
@@ -163,7 +175,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
 fn syncs_that_overlap_are_settled_one_by_one() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let server = server(&disks, 0);
     let fill = |fill: u8| batch(&BTreeMap::from([(0, fill)]));
     disks.stage(SyncNo(1), fill(1));
@@ -178,7 +190,7 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     guest_writes(&server, 0, 99).unwrap();
     drop(attachment);
     let copy = scratch.crash();
-    let found = contents(&copy.open().attach().unwrap());
+    let found = contents(&copy.open().attach_to_boot().unwrap());
     assert_eq!(found[0], 99, "the journal was written over the guest's own");
 }
 
@@ -187,7 +199,7 @@ fn syncs_that_overlap_are_settled_one_by_one() {
 fn a_second_sync_comes_before_the_guest_runs() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let server = server(&disks, 0);
     for (sync, block, fill) in [(1, 0, 1), (2, 15, 2)] {
         disks.stage(SyncNo(sync), batch(&BTreeMap::from([(block, fill)])));
@@ -198,7 +210,7 @@ fn a_second_sync_comes_before_the_guest_runs() {
     guest_writes(&server, 0, 99).unwrap();
     drop(attachment);
     let copy = scratch.crash();
-    let found = contents(&copy.open().attach().unwrap());
+    let found = contents(&copy.open().attach_to_boot().unwrap());
     assert_eq!((found[0], found[15]), (99, 2));
 }
 
@@ -208,7 +220,7 @@ fn a_second_sync_comes_before_the_guest_runs() {
 fn the_next_guest_finds_the_staged_blocks() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let old = server(&disks, 0);
     disks.stage(SyncNo(1), batch(&BTreeMap::from([(3, 4)])));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
@@ -218,7 +230,7 @@ fn the_next_guest_finds_the_staged_blocks() {
         drop(attachment);
         assert!(late.join().unwrap().is_err());
     });
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     assert_eq!(contents(&attachment)[..4], [0, 0, 0, 4]);
     let stale = guest_writes(&old, 0, 99);
     assert!(stale.is_err());
@@ -230,8 +242,7 @@ fn a_copy_cut_short_is_no_copy() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
     assert!(disks.is_whole());
-    disks.begin_copy().unwrap();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_for_copy().unwrap();
     put(&attachment, 20, 1);
     assert!(!scratch.crash().open().is_whole());
     disks.stage(SyncNo(2), Batch::new());
@@ -244,7 +255,7 @@ fn a_copy_cut_short_is_no_copy() {
 fn a_scan_finds_the_blocks_that_the_guest_wrote() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     disks.opened().inner.images[0].note(4096 + 100, 4096);
     disks.opened().inner.images[2].note(7 * 4096, 1);
     let layout = PageLayout::new(1000, BLOCKS);
@@ -262,7 +273,7 @@ fn a_scan_finds_the_blocks_that_the_guest_wrote() {
 fn holes_are_known() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let runs = |attachment: &Attachment| {
         let (mut runs, mut at) = (Vec::new(), 0);
         while let Some((start, end)) = attachment.direct().next_data(BlockNo(at)) {

@@ -38,7 +38,7 @@ fn the_room_behind_the_end_has_numbers_and_is_zero() {
     let mut disks = Disks::open(&specs(dir.path()), &dir.path().join("journal")).unwrap();
     assert_eq!(disks.blocks(), 5 * 256, "as if it had grown already");
     assert_eq!(disks.sizes(), [MIB, MIB]);
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     assert_eq!(attachment.sizes(), [MIB, 0], "the second one never changes");
     // The blocks of the second disk follow the room of the first.
     put(&attachment, 4 * 256, 9);
@@ -72,7 +72,7 @@ fn the_room_behind_the_end_has_numbers_and_is_zero() {
 fn an_image_grows_to_hold_what_a_copy_brings() {
     let dir = tempfile::tempdir().unwrap();
     let mut disks = Disks::open(&specs(dir.path()), &dir.path().join("journal")).unwrap();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     put(&attachment, 600, 0);
     assert_eq!(attachment.sizes()[0], MIB, "zeroes need no room");
     put(&attachment, 700, 8);
@@ -118,7 +118,7 @@ fn a_size_that_cannot_be_is_refused_with_the_reason() {
     vast[0].path = dir.path().join("vast");
     vast.truncate(1);
     let disks = Disks::open(&vast, &dir.path().join("other")).unwrap();
-    let why = disks.why_not_resize(0, vast_bytes).unwrap();
+    let why = disks.room_for(0, vast_bytes)().unwrap();
     assert!(why.contains("MiB free"), "{why}");
 }
 

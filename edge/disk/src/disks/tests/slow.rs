@@ -23,7 +23,7 @@ fn write_all(attachment: &Attachment, fill: u8) {
 fn work_is_reported_in_order_and_the_guest_waits_for_it() {
     let scratch = Scratch::new();
     let mut disks = slow(&scratch);
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let (told, heard) = channel();
     let (go, may_go) = channel();
     attachment.begin(move |_| may_go.recv().unwrap());
@@ -61,8 +61,7 @@ fn work_is_reported_in_order_and_the_guest_waits_for_it() {
 fn a_stage_waits_for_earlier_writes() {
     let scratch = Scratch::new();
     let mut disks = slow(&scratch);
-    disks.begin_copy().unwrap();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_for_copy().unwrap();
     write_all(&attachment, 7);
     disks.stage(SyncNo(1), Batch::new());
     let mut events = Vec::new();
@@ -73,7 +72,10 @@ fn a_stage_waits_for_earlier_writes() {
         }
         disks.take_events(&mut events);
     }
-    assert_eq!(contents(&scratch.crash().open().attach().unwrap()), [7; 24]);
+    assert_eq!(
+        contents(&scratch.crash().open().attach_to_boot().unwrap()),
+        [7; 24]
+    );
 }
 
 /// Work for a guest that is gone is neither waited for nor carried out.
@@ -81,10 +83,10 @@ fn a_stage_waits_for_earlier_writes() {
 fn work_for_a_guest_that_is_no_more_ends() {
     let scratch = Scratch::new();
     let mut disks = slow(&scratch);
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     write_all(&attachment, 7);
     drop(attachment);
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     write_all(&attachment, 9);
     attachment.wait_until_written();
     assert_eq!(contents(&attachment), [9; 24]);

@@ -68,7 +68,7 @@ proptest! {
     fn a_snapshot_stays_as_it_was(before in prop::collection::vec(change(), 0..12), after in prop::collection::vec(change(), 0..24), step in 1usize..3 * BLOCK) {
         let scratch = Scratch::new();
         let mut disks = scratch.open();
-        let attachment = disks.attach().unwrap();
+        let attachment = disks.attach_to_boot().unwrap();
         let server = server(&disks, 0);
         let apply = |change: &Change| match change {
             Change::Guest(at, bytes) => server
@@ -96,7 +96,7 @@ proptest! {
 fn a_snapshot_ends_before_the_guest_waits() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let server = server(&disks, 0);
     let snapshot = take(&attachment, 2).unwrap();
     let second = take(&attachment, 2).unwrap_err();
@@ -120,16 +120,11 @@ fn a_snapshot_ends_before_the_guest_waits() {
 fn a_snapshot_ends_when_its_disks_are_opened_anew() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let snapshot = take(&attachment, 2).unwrap();
     drop(attachment);
     disks.opened().inner.note_failure("a test");
-    let _attachment = loop {
-        match disks.attach() {
-            Err(DiskError::Busy) => {}
-            attached => break attached.unwrap(),
-        }
-    };
+    let _attachment = attach_at_rest(&mut disks).unwrap();
     let why = snapshot.kept_bytes().unwrap_err();
     assert!(why.contains("opened anew"), "{why}");
     assert!(read(&snapshot, BLOCK).is_err());
@@ -178,7 +173,7 @@ fn backups_of_changes_are_the_disk_as_it_was() {
         delay: Duration::ZERO,
     };
     let mut disks = Disks::open(&[spec], &dir.join("journal")).unwrap();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let server = server(&disks, 0);
     let discard = |block: u64| {
         let (at, bytes) = (block * BLOCK as u64, BLOCK as u64);
@@ -240,7 +235,7 @@ fn backups_of_changes_are_the_disk_as_it_was() {
 fn a_snapshot_tells_what_must_be_read() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let attachment = disks.attach().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
     let server = server(&disks, 0);
     for block in [0, 1, 4] {
         guest_writes(&server, block, 5).unwrap();
