@@ -119,7 +119,7 @@ fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
 
 /// The leader's disk hangs under a write: the other guest goes on. A replica whose disk hangs says so, and
 /// has a vote.
-fn hang_the_leaders_disk(lab: &mut Experiment, freezer: &Freezer) -> Result<()> {
+fn hang_the_leaders_disk(lab: &mut Experiment, freezer: &Freezer) -> Result<u8> {
     let (hung, at) = lab.strike(Fault::Kill, &role("leader"))?;
     lab.wait_until_protected_again(at)?;
     hold(freezer.path(), &image_of(lab.lab(), hung))?;
@@ -138,16 +138,21 @@ fn hang_the_leaders_disk(lab: &mut Experiment, freezer: &Freezer) -> Result<()> 
     lab.wait_for_answers(at)?;
     freezer.thaw()?;
     lab.wait_until_protected_again(at)?;
-    recover(lab, killed)
+    recover(lab, killed)?;
+    Ok(hung)
 }
 
-/// The disk hangs that holds the journal of a replica to which the guest is to be copied. It says so, and votes.
-fn hang_a_joiners_journal(lab: &mut Experiment, freezer: &Freezer) -> Result<()> {
-    let (leader, hung) = (
-        lab.lab().find(&role("leader"))?,
-        lab.lab().find(&role("witness"))?,
-    );
+/// The disk hangs that holds the journal of a replica to which the guest is to be copied. It says so, and votes. Nothing of
+/// another replica is on that disk.
+fn hang_a_joiners_journal(lab: &mut Experiment, freezer: &Freezer, hung: u8) -> Result<()> {
     lab.strike(Fault::Kill, &Target::Replica(hung))?;
+    lab.wait("the two others hold the guest", |lab| {
+        let status = lab.lab().status();
+        let others = status.replicas.iter().filter(|it| it.id != hung);
+        let roles: Vec<&str> = others.map(|it| it.role.as_str()).collect();
+        Ok(status.protected && roles.contains(&"leader") && roles.contains(&"secondary"))
+    })?;
+    let leader = lab.lab().find(&role("leader"))?;
     let state_dir = LabDir::of(lab.lab().name()).replica(hung).state_dir();
     let (journal, here) = (
         state_dir.join(JOURNAL),
@@ -203,8 +208,8 @@ fn a_replica_whose_disk_fails_or_hangs_leaves_and_comes_back_when_it_is_mended()
     prove("t-faulty", with_a_disk(scratch.path()), |lab| {
         fill_one_disk(lab, &small)?;
         lose_the_leaders_disk(lab)?;
-        hang_the_leaders_disk(lab, &freezer)?;
-        hang_a_joiners_journal(lab, &freezer)
+        let hung = hang_the_leaders_disk(lab, &freezer)?;
+        hang_a_joiners_journal(lab, &freezer, hung)
     });
 }
 
