@@ -6,10 +6,9 @@
 
 use crate::common::{Guest, assert_equal, disk, have_kvm, sync};
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
-use plover_vm::trial::PATIENCE;
-use plover_vm::{Accel, Boot, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent};
+use plover_vm::{Accel, Boot, DiskDevice, Machine, QemuConfig, VmCommand};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// ```text
 ///          cli
@@ -31,24 +30,6 @@ const CODE: &[u8] = &[
     0xe9,
 ];
 const PAGES: std::ops::Range<u32> = 0x10..0x90;
-
-/// ```text
-///          cli
-///          xor  ax, ax
-///          mov  ds, ax
-///          inc  dword [0x9000]       ; page 9, which the firmware leaves as it is
-///          mov  dx, 0xcf9
-///          mov  al, 6
-///          out  dx, al               ; resets the machine
-///  wait:   hlt
-///          jmp  wait
-/// ```
-const RESETS: &[u8] = &[
-    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x66, 0xff, 0x06, 0x00, 0x90, 0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee,
-    0xf4, 0xeb, 0xfd,
-];
-/// The resets that are met.
-const RESETS_MET: usize = 8;
 const SYNCS: usize = 20;
 
 fn count(guest: &Guest, page: u32) -> u32 {
@@ -70,9 +51,9 @@ fn run_past(guest: &mut Guest, before: u32) {
     }
 }
 
-/// A guest that boots this code from a floppy-sized disk in `dir`.
-fn start(dir: &Path, name: &str, code: &[u8], accel: Accel, machine: Machine) -> Guest {
-    let mut sector = code.to_vec();
+/// A guest that boots the code from a floppy-sized disk in `dir`.
+fn start(dir: &Path, name: &str, accel: Accel, machine: Machine) -> Guest {
+    let mut sector = CODE.to_vec();
     sector.resize(510, 0);
     sector.extend([0x55, 0xaa]);
     sector.resize(1_474_560, 0);
@@ -90,8 +71,8 @@ fn start(dir: &Path, name: &str, code: &[u8], accel: Accel, machine: Machine) ->
 
 fn counters_go_on(accel: Accel, machine: Machine) {
     let dir = tempfile::tempdir().unwrap();
-    let mut a = start(dir.path(), "a", CODE, accel, machine);
-    let mut b = start(dir.path(), "b", CODE, accel, machine);
+    let mut a = start(dir.path(), "a", accel, machine);
+    let mut b = start(dir.path(), "b", accel, machine);
     a.order(VmCommand::Resume);
     b.order(VmCommand::Resume);
     run_past(&mut a, 1000);
@@ -143,44 +124,4 @@ fn guest_counters_go_on_under_kvm() {
 fn guest_counters_go_on_under_tcg() {
     counters_go_on(Accel::Tcg, Machine::Q35);
     counters_go_on(Accel::Tcg, Machine::Pc);
-}
-
-/// Waits for the answer to an order, and passes over what the guest says of its resets.
-fn wait_for(guest: &mut Guest, wanted: &VmEvent) {
-    loop {
-        match guest.event() {
-            event if event == *wanted => return,
-            VmEvent::GuestReset => {}
-            other => panic!("{other:?}, not {wanted:?}"),
-        }
-    }
-}
-
-/// A guest that resets its machine is paused at that moment. The reset writes the firmware's memory, and must be over when the
-/// guest is said to stand: its state would else be from after it, and its memory from before.
-#[test]
-fn a_reset_is_over_when_the_guest_stands() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut guest = start(dir.path(), "a", RESETS, Accel::Tcg, Machine::Q35);
-    for _ in 0..RESETS_MET {
-        let before = count(&guest, 9);
-        guest.vm.command(VmCommand::Resume);
-        wait_for(&mut guest, &VmEvent::Resumed);
-        let begun = Instant::now();
-        while count(&guest, 9) == before {
-            assert!(begun.elapsed() < PATIENCE, "the guest does not boot");
-        }
-        guest.vm.command(VmCommand::Pause);
-        wait_for(&mut guest, &VmEvent::Paused);
-        let mut dirty = PageSet::new(guest.vm.layout().pages());
-        guest.vm.scan_dirty(&mut dirty).unwrap();
-        dirty.clear();
-        guest.run_for(Duration::from_millis(50));
-        guest.vm.scan_dirty(&mut dirty).unwrap();
-        assert!(
-            dirty.is_empty(),
-            "written while it stands: {:?}",
-            dirty.to_runs()
-        );
-    }
 }
