@@ -115,7 +115,7 @@ pub(crate) struct Image {
     broken: AtomicBool,
     /// Held during a sync, so that a second one does not return before the first is done.
     syncing: Mutex<()>,
-    /// What waits for the file.
+    /// The calls that wait for the file.
     pub(crate) calls: Calls,
     /// While there is a snapshot: where blocks go before they are written, and the number of this image there.
     pub(crate) kept: Mutex<Option<(usize, Arc<Kept>)>>,

@@ -175,7 +175,7 @@ impl Journal {
         }
     }
 
-    /// What waits for the file.
+    /// The calls that wait for the file.
     pub(crate) fn calls(&self) -> Arc<Calls> {
         Arc::clone(&self.calls)
     }

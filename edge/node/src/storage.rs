@@ -349,7 +349,7 @@ mod tests {
         let storage = open();
         assert!(!storage.is_drained());
         storage.set_drained(false)().unwrap();
-        // Whichever is written down first, the last word counts.
+        // The last word counts, in whichever order they are written down.
         let (no, yes) = (storage.set_drained(false), storage.set_drained(true));
         yes().unwrap();
         no().unwrap();

@@ -25,7 +25,7 @@ const THREADS_END_WITHIN: Duration = Duration::from_millis(200);
 /// How often that is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What the guest that gets the disks does with them.
+/// The use that a guest makes of its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// It boots from them as they are.
@@ -41,7 +41,7 @@ pub(super) struct Attaching {
     done: Receiver<Done>,
     /// Nobody wants the outcome any more. The thread is told, and then waits for no request.
     given_up: Arc<AtomicBool>,
-    /// For what they are to be attached instead.
+    /// The use that they are to be attached for instead.
     next: Option<Purpose>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Inner {
     pub(crate) regions: Vec<(u32, usize)>,
     pub(super) blocks: u32,
     pub(super) journal: Mutex<Journal>,
-    /// What waits for the journal's file, and its path.
+    /// The calls that wait for the journal's file, and its path.
     journal_calls: (Arc<Calls>, PathBuf),
     /// Whether the journal says that the images are whole; readable without its lock.
     pub(super) whole: AtomicBool,
