@@ -32,7 +32,7 @@ use crate::progress::Progress;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use manifest::{FORMAT, MANIFEST, chain, chain_of, checksum, verify};
 use plover_disk::export::{Base, export};
-use plover_disk::import::Source;
+use plover_disk::import::{NewImage, Source};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File, Permissions};
@@ -447,20 +447,33 @@ impl Backup {
                 path.display()
             );
         }
-        let mut made = Vec::new();
-        let restored = images.iter().try_for_each(|(image, path)| {
-            progress.check()?;
-            made.push(path);
-            self.restore_image(image, path, progress)
-        });
+        // All are named at once: a replica that is started meanwhile finds all of them or none.
+        let new: Vec<NewImage> = images
+            .iter()
+            .map(|(image, path)| {
+                progress.check()?;
+                let new = self.convert(image, path, progress)?;
+                give_to_the_owner_of_its_folder(new.path())?;
+                Ok(new)
+            })
+            .collect::<Result<_>>()?;
+        let mut named = Vec::new();
+        let restored = new
+            .into_iter()
+            .zip(&images)
+            .try_for_each(|(new, (_, path))| {
+                new.finish()?;
+                named.push(path);
+                Ok(())
+            });
         restored.inspect_err(|_| {
-            for path in made {
+            for path in named {
                 let _ = std::fs::remove_file(path);
             }
         })
     }
 
-    fn restore_image(&self, image: &ImageFile, path: &Path, progress: &Progress) -> Result<()> {
+    fn convert(&self, image: &ImageFile, path: &Path, progress: &Progress) -> Result<NewImage> {
         let tell = |percent| {
             let what = format!("{}: restored", path.display());
             let of = format!("{} MiB", image.bytes >> 20);
@@ -475,17 +488,22 @@ impl Backup {
             source.bytes(),
             image.bytes
         );
-        let restored = source.import(path, tell, || progress.check().is_ok());
-        // Ctrl-C reaches `qemu-img` as well.
-        progress.check()?;
-        restored?;
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let owner = std::fs::metadata(folder)?;
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))
-            .with_context(|| format!("cannot change the mode of {}", path.display()))?;
-        std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
-            .with_context(|| format!("cannot give {} to the owner of its folder", path.display()))
+        let converted = source.convert(path, tell, || progress.check().is_ok());
+        if converted.is_err() {
+            // Ctrl-C reaches `qemu-img` as well.
+            progress.check()?;
+        }
+        Ok(converted?)
     }
+}
+
+fn give_to_the_owner_of_its_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let owner = std::fs::metadata(folder)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+        .with_context(|| format!("cannot change the mode of {}", path.display()))?;
+    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
+        .with_context(|| format!("cannot give {} to the owner of its folder", path.display()))
 }
 
 #[cfg(test)]

@@ -143,10 +143,10 @@ fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
     };
     let make = match (&options.image, options.disk_mib) {
         (Some(image), Some(mib)) => format!(
-            "qemu-img convert -O raw {} {at} && truncate -s {mib}M {at} && chown plover {at}",
+            "test ! -e {at} && qemu-img convert -O raw {} {at}.new && truncate -s {mib}M {at}.new && chown plover {at}.new && mv -n {at}.new {at}",
             image.display()
         ),
-        _ => format!("install -o plover IMAGE {at}"),
+        _ => format!("test ! -e {at} && install -o plover IMAGE {at}.new && mv -n {at}.new {at}"),
     };
     format!(
         "on {host} alone, put the guest's image at {at}; the others get its content:\n     {make}\n{elsewhere}"

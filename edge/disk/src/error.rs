@@ -222,6 +222,7 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
             "let the user that runs plover read and write it (for the service 'chown plover', and for a block device \
              DeviceAllow= as well)"
         }
+        Kind::AlreadyExists => "it was not there before: see who has made it",
         Kind::NotFound | Kind::NotADirectory | Kind::IsADirectory => "correct the path",
         Kind::OutOfMemory => "make memory free, or raise MemoryMax= of the service",
         Kind::WouldBlock => "too many processes and threads run: raise TasksMax= of the service",

@@ -14,13 +14,18 @@
 //! writes to the size that the image claims. On a kernel that cannot confine it nothing is imported.
 
 use crate::error::{DiskError, io_error};
+use crate::lock::making;
 use plover_confine::{Confinement, Files, confines_files};
 use plover_types::DISK_BLOCK_BYTES;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use rustix::process::{
+    Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit,
+};
 use serde::Deserialize;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -164,36 +169,127 @@ impl Source {
     /// Makes the raw image `to`, whole or not at all, as long as `goes_on`. Calls `progress` with each finished percent.
     ///
     /// # Errors
-    /// It cannot be converted, there is no room, or the caller ended it; the text has the error of `qemu-img`.
+    /// It cannot be converted, there is no room, `to` is there already, or the caller ended it; the text has the error of
+    /// `qemu-img`.
     pub fn import(
         &self,
         to: &Path,
         progress: impl FnMut(u8),
         goes_on: impl FnMut() -> bool,
     ) -> Result<(), DiskError> {
-        let mut new = to.as_os_str().to_owned();
-        new.push(".new");
-        let new = PathBuf::from(new);
-        File::create(&new).map_err(io_error("cannot create the disk image", &new))?;
+        self.convert(to, progress, goes_on)?.finish()
+    }
+
+    /// As [`Source::import`], but for the name.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn convert(
+        &self,
+        to: &Path,
+        progress: impl FnMut(u8),
+        goes_on: impl FnMut() -> bool,
+    ) -> Result<NewImage, DiskError> {
+        let new = NewImage::begin(to)?;
         let arguments = ["convert", "-p", "-f", self.format.name(), "-O", "raw"];
-        let to_new = Some(new.as_path());
+        let to_new = Some(new.path.as_path());
         let mut command = qemu_img(&arguments, &self.path, &self.beside, to_new, self.bytes)?;
         let done = convert(&mut command, progress, goes_on).map_err(tool_error(&self.path))?;
         if !done.status.success() {
-            let _ = std::fs::remove_file(&new);
             return Err(refused(&self.path, &done));
         }
-        let settle = || -> io::Result<()> {
-            let file = File::options().write(true).open(&new)?;
-            file.set_len(self.bytes)?;
-            file.sync_all()?;
-            std::fs::rename(&new, to)?;
-            match to.parent() {
-                Some(dir) if !dir.as_os_str().is_empty() => File::open(dir)?.sync_all(),
-                _ => Ok(()),
+        let sized = new.file.set_len(self.bytes);
+        let sized = sized.and_then(|()| new.file.sync_all());
+        sized.map_err(io_error("cannot write the disk image", &new.path))?;
+        Ok(new)
+    }
+}
+
+/// An image that is made under another name, and locked. It is removed again unless it is [finished](NewImage::finish).
+#[derive(Debug)]
+pub struct NewImage {
+    path: PathBuf,
+    to: PathBuf,
+    file: File,
+    is_finished: bool,
+}
+
+impl NewImage {
+    /// Makes it, or takes the one over that a process has left which was killed.
+    fn begin(to: &Path) -> Result<Self, DiskError> {
+        let mut path = to.as_os_str().to_owned();
+        path.push(".new");
+        let path = PathBuf::from(path);
+        let cannot = || io_error("cannot create the disk image", &path);
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        loop {
+            let file = options.open(&path).map_err(cannot())?;
+            if !making(&file, true) {
+                return Err(DiskError::InUse(path));
             }
+            // The process that had it a moment ago may have given it its name.
+            let number = |it: std::fs::Metadata| (it.dev(), it.ino());
+            let named = std::fs::metadata(&path).map(number).ok();
+            if named == file.metadata().map(number).ok() {
+                let emptied = file.set_len(0);
+                let emptied =
+                    emptied.and_then(|()| file.set_permissions(Permissions::from_mode(0o600)));
+                emptied.map_err(cannot())?;
+                return Ok(Self {
+                    path,
+                    to: to.into(),
+                    file,
+                    is_finished: false,
+                });
+            }
+        }
+    }
+
+    /// Where it is until it is finished.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it its name, durably.
+    ///
+    /// # Errors
+    /// There is a file of that name, which is left alone; or the folder cannot be written, and none is left.
+    pub fn finish(mut self) -> Result<(), DiskError> {
+        let named = self.name();
+        named.map_err(io_error("cannot write the disk image", &self.to))
+    }
+
+    fn name(&mut self) -> io::Result<()> {
+        let (from, to) = (&self.path, &self.to);
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // This file system cannot.
+            Err(Errno::INVAL | Errno::NOSYS) if to.exists() => {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to)?,
+            renamed => renamed?,
+        }
+        self.is_finished = true;
+        let synced = match to.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => {
+                File::open(dir).and_then(|dir| dir.sync_all())
+            }
+            _ => Ok(()),
         };
-        settle().map_err(io_error("cannot write the disk image", to))
+        synced.inspect_err(|_| {
+            let _ = std::fs::remove_file(to);
+        })
+    }
+}
+
+impl Drop for NewImage {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        // A child that another thread is just starting has a copy of the descriptor.
+        making(&self.file, false);
     }
 }
 
@@ -230,7 +326,7 @@ fn qemu_img(
 }
 
 /// Lets `command`, which is `qemu-img` for `image`, have these files and nothing else, and write at most
-/// `file_bytes_max` to one.
+/// `file_bytes_max` to one. It ends with the thread that starts it.
 pub(crate) fn confine(
     command: &mut Command,
     image: &Path,
@@ -244,9 +340,14 @@ pub(crate) fn confine(
     // glibc sets 64 MiB of addresses aside for each of its threads, of which there may be dozens.
     command.env("MALLOC_ARENA_MAX", "1");
     let address_bytes_max = TOOL_BYTES_MAX + IMAGE_BYTES_MAX * files.read.len() as u64;
+    let parent = getpid();
     // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
     unsafe {
         command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            if getppid() != Some(parent) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
             for (what, most) in [
                 (Resource::As, address_bytes_max),
                 (Resource::Fsize, file_bytes_max),
@@ -441,6 +542,27 @@ mod tests {
         // It may have been quicker than the question.
         assert_eq!(ended.is_ok(), to.exists());
         assert!(!dir.path().join("ended.new").exists());
+    }
+
+    #[test]
+    fn an_image_is_made_by_one_process_and_replaces_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let (to, new) = (dir.path().join("raw"), dir.path().join("raw.new"));
+        std::fs::write(&new, "of a process that was killed").unwrap();
+        let first = NewImage::begin(&to).unwrap();
+        assert_eq!(std::fs::metadata(&new).unwrap().len(), 0);
+        let second = NewImage::begin(&to).err().unwrap();
+        assert!(
+            matches!(&second, DiskError::InUse(path) if *path == new),
+            "{second}"
+        );
+        std::fs::write(&new, "whole").unwrap();
+        first.finish().unwrap();
+        let second = NewImage::begin(&to).unwrap();
+        let refused = second.finish().unwrap_err().to_string();
+        assert!(refused.contains("not there before"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "whole");
+        assert!(!new.exists());
     }
 
     #[test]

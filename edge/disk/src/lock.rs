@@ -101,6 +101,19 @@ fn lock(file: &File, read_only: bool) -> io::Result<bool> {
     Ok(true)
 }
 
+/// The byte by which one process makes an image. QEMU's programs lock others.
+const MAKES: i64 = 300;
+
+/// Locks an image that is being made, or lets go of it. `false` if another process makes it. Where the file system knows no locks,
+/// nobody else is seen.
+pub(crate) fn making(file: &File, locks: bool) -> bool {
+    let kind = if locks { libc::F_WRLCK } else { libc::F_UNLCK };
+    let locked = request(file, libc::F_OFD_SETLK, kind, MAKES);
+    let refused =
+        |error: io::Error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
+    !locked.is_err_and(refused)
+}
+
 /// Requests a lock on one byte. Returns the kind of lock that the kernel reports.
 fn request(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<i32> {
     let mut lock = libc::flock {

@@ -46,6 +46,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const AGENT_WITHIN: Duration =
     Duration::from_micros(crate::guest_agent::ANSWER_WITHIN.0 + ANSWER_WITHIN.as_micros() as u64);
 
+/// Requests that one turn of the loop takes. The others hear nothing of this replica meanwhile.
+const REQUESTS_PER_TURN: usize = 64;
+
 /// How long the statuses of the others are waited for.
 const STATUS_WITHIN: Duration = Duration::from_secs(1);
 
@@ -290,11 +293,15 @@ impl Control {
         self.handle.clone()
     }
 
-    /// Takes the waiting requests.
+    /// Takes waiting requests, some at a time: a console may be fed from a file.
     pub fn take(&self) -> Vec<Request> {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*self.handle.wake, &mut count);
-        self.requests.try_iter().collect()
+        let taken: Vec<_> = self.requests.try_iter().take(REQUESTS_PER_TURN).collect();
+        if taken.len() == REQUESTS_PER_TURN {
+            let _ = rustix::io::write(&*self.handle.wake, &1u64.to_ne_bytes());
+        }
+        taken
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Tap {
     /// Room for the mark of an offload, the offload and the frame.
     buffer: Vec<u8>,
     offloads: u32,
+    /// The number by which the kernel knows the device.
+    index: u32,
     /// The number of the guest's NIC, which its frames carry.
     nic: u8,
 }
@@ -46,13 +48,7 @@ impl Tap {
     pub fn attach(name: &str, nic: u8) -> io::Result<Self> {
         let mut request = request_about(name)?;
         // For root, the kernel would make one, which leads nowhere.
-        let asks = socket_with(
-            AddressFamily::INET,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        rustix::net::netdevice::name_to_index(&asks, name)?;
+        let index = index_of(name)?;
         let fd = rustix::fs::open(
             "/dev/net/tun",
             OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
@@ -74,6 +70,7 @@ impl Tap {
             fd,
             buffer: vec![0; Frame::PREFIX_BYTES + FRAME_BYTES_MAX],
             offloads: 0,
+            index,
             nic,
         };
         tap.set_offloads(0)?;
@@ -108,12 +105,10 @@ impl Tap {
         Ok(())
     }
 
-    /// Whether the device still exists.
-    pub fn is_attached(&self) -> bool {
-        // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        // SAFETY: TUNGETIFF writes one ifreq, which lives across the call.
-        unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNGETIFF, &mut request) == 0 }
+    /// Whether the device of this name is still the one that it was. (The device itself would tell, too, but it waits for the lock of
+    /// the kernel's whole network, which another driver may hold for long.)
+    fn is_still(&self, name: &str) -> bool {
+        index_of(name).is_ok_and(|index| index == self.index)
     }
 
     /// Reads waiting frames, at most `max`, and no more once they have `bytes_max`.
@@ -159,6 +154,13 @@ impl AsFd for Tap {
     }
 }
 
+/// The number of the device of this name.
+fn index_of(name: &str) -> io::Result<u32> {
+    let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+    let asks = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    Ok(rustix::net::netdevice::name_to_index(&asks, name)?)
+}
+
 /// Why a replica cannot attach to a TAP, and what to do.
 pub(crate) fn not_attached(name: &str, error: &io::Error) -> String {
     let advice = match error.kind() {
@@ -195,7 +197,7 @@ impl Taps {
     pub fn attach_again(&mut self, names: &[&str]) -> Option<String> {
         let mut why = None;
         for (tap, name) in self.0.iter_mut().zip(names) {
-            if !tap.is_attached() {
+            if !tap.is_still(name) {
                 match Tap::attach(name, tap.nic) {
                     Ok(new) => *tap = new,
                     Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}

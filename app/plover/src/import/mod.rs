@@ -352,7 +352,7 @@ fn disk_step(
         }
         let _ = writeln!(
             step,
-            "     qemu-img convert -p -f {} -O raw {source} {raw} && truncate -s {mib}M {raw} && chown plover {raw}",
+            "     test ! -e {raw} && qemu-img convert -p -f {} -O raw {source} {raw}.new && truncate -s {mib}M {raw}.new && chown plover {raw}.new && mv -n {raw}.new {raw}",
             disk.format
         );
         if disk.read_only {

@@ -371,10 +371,10 @@ pub fn write_new(file: &Path, content: &[u8], mode: u32) -> Result<()> {
     // The umask of root is often one that leaves the service's user out.
     let written = made.set_permissions(Permissions::from_mode(mode));
     let written = written.and_then(|()| made.write_all(content));
-    written.inspect_err(|_| {
+    written.map_err(|error| {
         let _ = std::fs::remove_file(file);
-    })?;
-    Ok(())
+        anyhow::Error::new(error).context(format!("cannot write {}", file.display()))
+    })
 }
 
 /// The size of an image on this host, in bytes, if it is there.

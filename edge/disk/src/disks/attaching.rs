@@ -13,7 +13,7 @@ use crate::health::{Health, lock};
 use crate::worker::{AbortOnPanic, DiskEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -41,8 +41,8 @@ pub(super) struct Attaching {
     done: Receiver<Done>,
     /// Nobody wants the outcome any more. The thread is told, and then waits for no request.
     given_up: Arc<AtomicBool>,
-    /// The use that they are to be attached for instead.
-    next: Option<Purpose>,
+    /// The use that they are to be attached for instead, and the file beside them.
+    next: Option<(Purpose, PathBuf)>,
 }
 
 struct Done {
@@ -56,21 +56,22 @@ struct Done {
 impl Disks {
     /// Has the disks attached to a guest that is about to start: a connection to each. Open requests of the last guest are
     /// dropped, and files that failed are opened anew. [`DiskEvent::Attached`] follows, and then
-    /// [`Disks::take_attachment`]; on a disk that hangs, not before it answers.
+    /// [`Disks::take_attachment`]; on a disk that hangs, not before it answers. It is looked as well whether there is a file
+    /// `beside` them ([`Attachment::found`]).
     ///
     /// # Errors
     /// They failed a short while ago.
-    pub fn begin_attach(&mut self, purpose: Purpose) -> Result<(), DiskError> {
+    pub fn begin_attach(&mut self, purpose: Purpose, beside: &Path) -> Result<(), DiskError> {
         if purpose == Purpose::Copy {
             self.health.may_try()?;
         }
         match &mut self.attaching {
             Some(attaching) => {
                 attaching.give_up();
-                attaching.next = Some(purpose);
+                attaching.next = Some((purpose, beside.into()));
                 Ok(())
             }
-            None => self.start_attaching(purpose),
+            None => self.start_attaching(purpose, beside.into()),
         }
     }
 
@@ -78,13 +79,14 @@ impl Disks {
     /// incomplete copy, or that a syncvm in the journal cannot be completed.
     pub fn take_attachment(&mut self) -> Option<Result<Attachment, DiskError>> {
         let done = self.attaching.as_ref()?.done.try_recv().ok()?;
-        let attaching = self.attaching.take()?;
+        let mut attaching = self.attaching.take()?;
         self.open = done.open;
         self.closing = done.closing;
         if attaching.given_up.load(Ordering::Acquire) {
             // The next ones begin when these are no guest's any more.
             drop(done.attached);
-            let again = self.start_attaching(attaching.next?);
+            let (purpose, beside) = attaching.next.take()?;
+            let again = self.start_attaching(purpose, beside);
             return again.err().map(Err);
         }
         match &done.attached {
@@ -112,7 +114,7 @@ impl Disks {
     }
 
     fn attach(&mut self, purpose: Purpose) -> Result<Attachment, DiskError> {
-        self.begin_attach(purpose)?;
+        self.begin_attach(purpose, Path::new(""))?;
         let mut others = Vec::new();
         let attached = loop {
             let mut wake = [PollFd::new(self.health.wake(), PollFlags::IN)];
@@ -164,7 +166,7 @@ impl Disks {
         })
     }
 
-    fn start_attaching(&mut self, purpose: Purpose) -> Result<(), DiskError> {
+    fn start_attaching(&mut self, purpose: Purpose, beside: PathBuf) -> Result<(), DiskError> {
         self.staged = false;
         if self.health.has_failed() {
             // The files may be others by now, and the old descriptors cannot tell what a failed flush has lost.
@@ -177,6 +179,7 @@ impl Disks {
         let task = Task {
             specs: self.specs.clone(),
             journal: self.journal.clone(),
+            beside,
             blocks: self.blocks,
             health: Arc::clone(&self.health),
             open: self.open.clone(),
@@ -218,6 +221,7 @@ impl Drop for Attaching {
 struct Task {
     specs: Vec<DiskSpec>,
     journal: PathBuf,
+    beside: PathBuf,
     blocks: u32,
     health: Arc<Health>,
     open: Option<Open>,
@@ -283,6 +287,7 @@ impl Task {
             works: open.works.clone(),
             ours: Vec::new(),
             theirs: Vec::new(),
+            found: self.beside.exists(),
         };
         for image in 0..inner.images.len() {
             let (ours, theirs) = server::start(inner, image, life).map_err(failed)?;

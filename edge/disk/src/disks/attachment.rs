@@ -21,12 +21,18 @@ pub struct Attachment {
     pub(super) works: Sender<Work>,
     pub(super) ours: Vec<UnixStream>,
     pub(super) theirs: Vec<OwnedFd>,
+    pub(super) found: bool,
 }
 
 impl Attachment {
     /// Blocks of all writable disks.
     pub fn blocks(&self) -> u32 {
         self.inner.blocks
+    }
+
+    /// Whether there was a file beside the disks when they were attached ([`crate::Disks::begin_attach`]).
+    pub fn found(&self) -> bool {
+        self.found
     }
 
     /// Of each disk that the guest only reads, a mark of what it holds: hosts whose files differ have different ones.

@@ -16,6 +16,10 @@ use std::io::Write;
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
 
+/// Rounds that take a paused guest's last frames: many times the frames that its socket holds. A QEMU that is a stranger's by now may
+/// send for ever.
+const ROUNDS_AT_PAUSE_MAX: usize = 1024;
+
 /// A guest whose disks are not attached by then is lost: another host may have some that answer.
 const DISKS_WITHIN: Micros = Micros::from_ms(5_000);
 
@@ -164,7 +168,7 @@ impl Body {
     fn paused(&mut self) -> Event {
         let (mut outputs, mut unconsumed) = (Vec::new(), Unconsumed::default());
         if let Some(vm) = &mut self.vm {
-            loop {
+            for _ in 0..ROUNDS_AT_PAUSE_MAX {
                 let before = outputs.len();
                 vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
                 if outputs.len() == before {
@@ -196,7 +200,7 @@ impl Body {
         self.restoring.forget();
         self.backup
             .forget_memory("this replica's guest was lost: begin another backup");
-        if let (Some(_), Some(disks)) = (self.disks_until.take(), &mut self.disks) {
+        if let (Some(_), Some(disks)) = (self.starting.take(), &mut self.disks) {
             disks.give_up_attaching();
         }
         if let Some(vm) = self.vm.take() {
@@ -218,17 +222,18 @@ impl Body {
     pub(super) fn start_guest(&mut self, reason: BootReason) {
         self.leave_guest();
         self.drop_work();
-        self.plan_restore(reason);
         let Some(disks) = &mut self.disks else {
+            // Without disks there is no backup that it could go on from.
+            self.plan_restore(reason, false);
             let failed = self.spawn_guest(None);
             return self.events.extend(failed);
         };
-        let begun = disks.begin_attach(match reason {
+        let purpose = match reason {
             BootReason::Copy => Purpose::Copy,
             BootReason::Boot => Purpose::Boot,
-        });
-        match begun {
-            Ok(()) => self.disks_until = Some(clock::now() + DISKS_WITHIN),
+        };
+        match disks.begin_attach(purpose, &self.config.paths.restored_memory()) {
+            Ok(()) => self.starting = Some((clock::now() + DISKS_WITHIN, reason)),
             Err(error) => {
                 let failed = self.not_started(&error.to_string());
                 self.events.push_back(failed);
@@ -239,23 +244,26 @@ impl Body {
     /// The guest that is to start has its disks, or cannot have them.
     pub(super) fn disks_attached(&mut self) -> Option<Event> {
         let attached = self.disks.as_mut()?.take_attachment()?;
-        self.disks_until = None;
+        let (_, reason) = self.starting.take()?;
         match attached {
-            Ok(disks) => self.spawn_guest(Some(disks)),
+            Ok(disks) => {
+                self.plan_restore(reason, disks.found());
+                self.spawn_guest(Some(disks))
+            }
             Err(error) => Some(self.not_started(&error.to_string())),
         }
     }
 
     /// Waits no longer for disks that hang.
     pub(super) fn mind_disks(&mut self) -> Result<(), BoxError> {
-        if self.disks_until.is_none_or(|at| clock::now() < at) {
+        if self.starting.is_none_or(|(at, _)| clock::now() < at) {
             return Ok(());
         }
         // They may have come while this process stood still.
         if let Some(failed) = self.disks_attached() {
             return self.apply(failed);
         }
-        match self.disks.as_mut().filter(|_| self.disks_until.is_some()) {
+        match self.disks.as_mut().filter(|_| self.starting.is_some()) {
             Some(disks) => {
                 let why = disks.fail_attaching();
                 let failed = self.not_started(&why);

@@ -59,7 +59,7 @@ use crate::variables::Variables;
 use crate::{clock, host};
 use plover_disk::Disks;
 use plover_fabric::{BoxedFabric, Keys, Spin};
-use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
+use plover_replica::{Action, Area, BootReason, Event, JobId, Replica, Role, Watch};
 use plover_types::{Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -154,8 +154,8 @@ struct Body {
     vm: Option<QemuVm>,
     /// `None` for a guest without disks.
     disks: Option<Disks>,
-    /// Until when a guest that is to start waits for its disks.
-    disks_until: Option<Micros>,
+    /// Until when a guest that is to start waits for its disks, and why it starts.
+    starting: Option<(Micros, BootReason)>,
     control: Control,
     answers: Answers,
     /// Work on pages that was not finished at once, and what has to wait for it.
@@ -271,6 +271,8 @@ impl Body {
         }
         self.look_at_variables(true);
         self.log_end(ending);
+        // Before the storage, whose end waits for its disk: the peers are to see at once that nobody is here.
+        self.fabric = None;
         Ok(())
     }
 
@@ -296,7 +298,7 @@ impl Body {
         until = until.min(self.leaving.map_or(Micros::NEVER, |at| at.max(now)));
         until = until.min(self.service.due().max(now));
         until = until.min(self.agent.due().max(now));
-        until = until.min(self.disks_until.map_or(Micros::NEVER, |at| at.max(now)));
+        until = until.min(self.starting.map_or(Micros::NEVER, |(at, _)| at.max(now)));
         let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,

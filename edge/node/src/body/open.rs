@@ -144,7 +144,7 @@ impl Body {
             facing: false,
             vm: None,
             disks,
-            disks_until: None,
+            starting: None,
             control,
             answers: Answers::new(),
             work: VecDeque::new(),

@@ -38,10 +38,9 @@ impl Restoring {
 }
 
 impl Body {
-    /// A guest is about to be started.
-    pub(super) fn plan_restore(&mut self, reason: BootReason) {
+    /// A guest is about to be started, and the memory of a backup is on this host or not.
+    pub(super) fn plan_restore(&mut self, reason: BootReason, exists: bool) {
         let path = self.config.paths.restored_memory();
-        let exists = path.exists();
         if exists && reason == BootReason::Copy {
             // The group has its guest from another host. This memory would be found by a boot after a loss, beside newer disks.
             let remove = move || {

@@ -73,14 +73,15 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
 fn disks_that_hang_are_given_up_and_attached_when_they_answer() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
+    let image = scratch.dir.path().join("a");
     let inner = Arc::clone(&disks.opened().inner);
     let hangs = lock(&inner.journal);
-    disks.begin_attach(Purpose::Copy).unwrap();
+    disks.begin_attach(Purpose::Copy, &image).unwrap();
     assert_eq!(wait(&mut disks), DiskEvent::Attached);
     let busy = disks.take_attachment().map(Result::err);
     assert!(matches!(busy, Some(Some(DiskError::Busy))), "{busy:?}");
     assert!(disks.is_whole() && disks.failure().is_none());
-    disks.begin_attach(Purpose::Boot).unwrap();
+    disks.begin_attach(Purpose::Boot, &image).unwrap();
     let why = disks.fail_attaching();
     assert!(
         why.contains("journal") && why.contains("not answered"),
@@ -89,19 +90,21 @@ fn disks_that_hang_are_given_up_and_attached_when_they_answer() {
     assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));
     let hour = Duration::from_secs(3600);
     disks.health.failed_at(Some(Instant::now() + hour));
-    let early = disks.begin_attach(Purpose::Copy).unwrap_err().to_string();
+    let early = disks.begin_attach(Purpose::Copy, &image);
+    let early = early.unwrap_err().to_string();
     assert!(early.contains("again later"), "{early}");
-    disks.begin_attach(Purpose::Boot).unwrap();
+    disks.begin_attach(Purpose::Boot, &image).unwrap();
     drop(hangs);
     drop(inner);
     let attachment = loop {
         assert_eq!(wait(&mut disks), DiskEvent::Attached);
         match disks.take_attachment() {
-            Some(Err(DiskError::Busy)) => disks.begin_attach(Purpose::Boot).unwrap(),
+            Some(Err(DiskError::Busy)) => disks.begin_attach(Purpose::Boot, &image).unwrap(),
             Some(attached) => break attached.unwrap(),
             None => {}
         }
     };
+    assert!(attachment.found());
     put(&attachment, 3, 5);
     assert_eq!(contents(&attachment)[3], 5);
     assert_eq!(disks.failure(), None);

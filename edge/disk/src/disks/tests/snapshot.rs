@@ -217,7 +217,7 @@ fn backups_of_changes_are_the_disk_as_it_was() {
             return;
         }
         let source = Source::look_with(&image, &folders).unwrap().unwrap();
-        let raw = dir.join("raw");
+        let raw = dir.join(format!("raw-{round}"));
         source.import(&raw, |_| (), || true).unwrap();
         assert!(std::fs::read(&raw).unwrap() == was, "backup {round}");
         let stored = std::fs::metadata(&image).unwrap().len();
