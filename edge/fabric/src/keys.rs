@@ -23,9 +23,9 @@ pub use holder::Holder;
 use plover_types::ReplicaId;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
@@ -201,19 +201,13 @@ impl PrivateKey {
     /// # Errors
     /// The file is there already, or cannot be written.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyError> {
-        let mut options = OpenOptions::new();
-        let made = options.write(true).create_new(true).mode(0o640).open(path);
-        let failed = failed("write", path, "; a key that is there is never overwritten");
         let text = format!(
             "# The private key of a replica. It stays on its host. `plover key show` prints the public one.\n\
              {PRIVATE}{}\n",
             hex(&self.seed)
         );
-        let written = made.and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        });
-        written.map_err(failed)
+        let advice = "; a key that is there is never overwritten";
+        file::write_new(path, text.as_bytes(), 0o640, advice)
     }
 
     /// Its public key.

@@ -1,9 +1,10 @@
 //! The files that hold keys.
 
 use super::{Holder, KeyError, PrivateKey, PublicKey};
-use std::fs::{self, File, Permissions};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A key file or a trust file that is longer is not one.
@@ -21,6 +22,14 @@ const TRUST_FILE_BEGINS: &str = "\
 /// # Errors
 /// The file cannot be read or written, or is no trust file.
 pub fn trust(path: &Path, holder: Holder, key: PublicKey) -> Result<bool, KeyError> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let folder = File::open(folder).map_err(failed("open the folder of", path, ""))?;
+    // Of two at once, the second one reads what the first has written.
+    let locked = flock(&folder, FlockOperation::LockExclusive);
+    locked.map_err(|error| failed("lock the folder of", path, "")(error.into()))?;
     let old = match read(path, "") {
         Err(KeyError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             TRUST_FILE_BEGINS.into()
@@ -46,7 +55,8 @@ pub fn trust(path: &Path, holder: Holder, key: PublicKey) -> Result<bool, KeyErr
         file.set_permissions(Permissions::from_mode(mode))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&new, path)
+        fs::rename(&new, path)?;
+        folder.sync_all()
     });
     written.map_err(failed("write", path, "")).map(|()| true)
 }
@@ -71,15 +81,8 @@ pub fn make_all(private: &[PathBuf], trusted: &Path) -> Result<(), KeyError> {
         Ok(())
     });
     let result = result.and_then(|()| {
-        let written = File::create_new(trusted).and_then(|mut file| {
-            file.set_permissions(Permissions::from_mode(MODE))?;
-            file.write_all(text.as_bytes())
-        });
-        written.map_err(failed(
-            "write",
-            trusted,
-            "; a trust file that is there is never overwritten",
-        ))
+        let advice = "; a trust file that is there is never overwritten";
+        write_new(trusted, text.as_bytes(), MODE, advice)
     });
     if result.is_err() {
         for path in &private[..made] {
@@ -87,6 +90,32 @@ pub fn make_all(private: &[PathBuf], trusted: &Path) -> Result<(), KeyError> {
         }
     }
     result
+}
+
+/// Writes a file that must not be there, whole or not at all, and durably. If it is, the error has this advice.
+pub(super) fn write_new(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    advice: &'static str,
+) -> Result<(), KeyError> {
+    let mut options = OpenOptions::new();
+    let made = options.write(true).create_new(true).mode(mode).open(path);
+    let mut file = made.map_err(|error| {
+        let is_there = error.kind() == io::ErrorKind::AlreadyExists;
+        failed("write", path, if is_there { advice } else { "" })(error)
+    })?;
+    // The umask of root is often one that leaves the service's user out, who reads the public keys.
+    let written = match mode {
+        MODE => file.set_permissions(Permissions::from_mode(mode)),
+        _ => Ok(()),
+    };
+    let written = written.and_then(|()| file.write_all(content));
+    let written = written.and_then(|()| file.sync_all());
+    written.map_err(|error| {
+        let _ = fs::remove_file(path);
+        failed("write", path, "")(error)
+    })
 }
 
 /// The ids and keys of a trust file.
