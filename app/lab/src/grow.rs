@@ -32,7 +32,7 @@ pub fn grow_disk(
     let deadline = Instant::now() + within;
     // By which leader, in which view, and when.
     let mut told: Option<(u8, Option<u64>, Instant)> = None;
-    let (mut ordered, mut said) = (false, String::new());
+    let (mut ordered, mut said, mut refused) = (false, String::new(), String::new());
     let mut say = |words: String| {
         if words != said {
             say(&words);
@@ -44,7 +44,7 @@ pub fn grow_disk(
         if Instant::now() > deadline {
             bail!(
                 "not done within {} s: the images have the old size or the new one, and the guest may not know the new one; \
-                 give the order again\n{status}",
+                 give the order again{refused}\n{status}",
                 within.as_secs()
             );
         }
@@ -57,7 +57,23 @@ pub fn grow_disk(
         if let Some(why) = leader.refused_to_resize().filter(|_| ordered) {
             bail!("replica {}: {why}; the guest knows the old size", leader.id);
         }
-        let order = |op: &str| control.request(&json!({"op": op, "disk": disk, "bytes": bytes}));
+        if let Some(larger) = leader.disk_bytes(disk).filter(|has| *has > bytes) {
+            bail!(
+                "disk {disk} has {} MiB by now, and no disk is made smaller",
+                larger >> 20
+            );
+        }
+        // One is refused if the lead moves at this moment, and then given again.
+        let mut order = |op: &str| {
+            let ordered = control.request(&json!({"op": op, "disk": disk, "bytes": bytes}));
+            ordered.map_or_else(
+                |error| {
+                    refused = format!("; the last time it was refused: {error}");
+                    false
+                },
+                |_| true,
+            )
+        };
         match told {
             Some((id, view, at)) if (id, view) == (leader.id, leader.view) => {
                 let is_synced = at.elapsed() > SYNCED_WITHIN;
@@ -70,12 +86,11 @@ pub fn grow_disk(
                     "the image of disk {disk} grows on replica {}",
                     leader.id
                 ));
-                // Refused if the lead moves at this moment, and then given again.
-                ordered |= order("disk_grow").is_ok();
+                ordered |= order("disk_grow");
             }
             _ if holders(&status).all(|it| it.disk_bytes(disk) == Some(bytes)) => {
                 say(format!("replica {} tells the guest", leader.id));
-                let given = order("disk_tell").is_ok();
+                let given = order("disk_tell");
                 ordered |= given;
                 told = given.then(|| (leader.id, leader.view, Instant::now()));
             }

@@ -13,11 +13,38 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(25);
 /// How often it is looked whether a program has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The agent's answer to `order`.
+/// How soon a request is given again that came while another one was open.
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+/// The words of a replica that refuses a request while another one is open.
+const IS_BUSY: &str = "has not answered another request yet";
+
+/// The words of QEMU's agent that refuses a command while file systems are frozen.
+const IS_FROZEN: &str = "has been disabled";
+
+/// The agent's answer to `order`. One request is open at a time, and this one waits for its turn.
 fn ask(control: &Control, order: &Value) -> Result<Value> {
     let request = json!({"op": "guest", "order": order});
-    let mut answer = control.clone().within(ANSWERED_WITHIN).request(&request)?;
-    Ok(answer["return"].take())
+    let control = control.clone().within(ANSWERED_WITHIN);
+    let begun = Instant::now();
+    loop {
+        match control.request(&request) {
+            Err(error)
+                if refusal(&error).contains(IS_BUSY) && begun.elapsed() < ANSWERED_WITHIN =>
+            {
+                std::thread::sleep(AGAIN_AFTER);
+            }
+            answered => return Ok(answered?["return"].take()),
+        }
+    }
+}
+
+/// The reason of a refusal; nothing for another error.
+fn refusal(error: &ControlError) -> &str {
+    match error {
+        ControlError::Refused(why) => why,
+        _ => "",
+    }
 }
 
 fn count(returned: &Value) -> Result<u64> {
@@ -85,8 +112,8 @@ impl<'a> Frozen<'a> {
     /// # Errors
     /// They were not, or that is not known.
     pub fn thaw(mut self) -> Result<()> {
-        self.is_thawed = true;
         let was_frozen = thaw(self.control).context("cannot thaw the guest's file systems")?;
+        self.is_thawed = true;
         ensure!(
             was_frozen > 0,
             "the guest's file systems were thawed too early, as a new leader does, or after a time: try again"
@@ -122,7 +149,16 @@ pub struct Ended {
 /// # Errors
 /// It cannot be run, or has not ended within that time; then it runs on.
 pub fn exec(control: &Control, path: &str, args: &[String], within: Duration) -> Result<Ended> {
-    let begun = ask(control, &json!({"exec": {"path": path, "args": args}}))?;
+    let order = json!({"exec": {"path": path, "args": args}});
+    let asked_at = Instant::now();
+    let begun = loop {
+        match ask(control, &order) {
+            Err(error) if is_frozen(&error) && asked_at.elapsed() < ANSWERED_WITHIN => {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            begun => break begun?,
+        }
+    };
     let Some(pid) = begun["pid"].as_i64() else {
         bail!(
             "the guest's agent returns {begun}, and no process: look in the guest whether {path} runs"
@@ -130,9 +166,13 @@ pub fn exec(control: &Control, path: &str, args: &[String], within: Duration) ->
     };
     let deadline = Instant::now() + within;
     loop {
-        let state = ask(control, &json!({"exec_status": {"pid": pid}})).with_context(|| {
-            format!("what has become of {path}, process {pid} of the guest, is not known")
-        })?;
+        let state = match ask(control, &json!({"exec_status": {"pid": pid}})) {
+            // A backup has frozen the guest's file systems for a moment.
+            Err(error) if is_frozen(&error) && Instant::now() < deadline => Value::Null,
+            state => state.with_context(|| {
+                format!("what has become of {path}, process {pid} of the guest, is not known")
+            })?,
+        };
         if state["exited"] == true {
             return ended(&state);
         }
@@ -143,6 +183,11 @@ pub fn exec(control: &Control, path: &str, args: &[String], within: Duration) ->
         );
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+fn is_frozen(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<ControlError>();
+    error.is_some_and(|error| refusal(error).contains(IS_FROZEN))
 }
 
 fn ended(state: &Value) -> Result<Ended> {

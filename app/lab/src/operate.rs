@@ -3,7 +3,7 @@
 
 use crate::control::{Control, ControlError};
 use crate::status::{GroupStatus, ReplicaStatus};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -258,6 +258,12 @@ pub fn reboot(control: &Control, within: Duration) -> Result<()> {
     while ordered_at.elapsed() < within {
         let status = GroupStatus::ask(control)?;
         let leader = status.leader().filter(|leader| leader.serving);
+        let is_off = leader.is_some_and(|leader| leader.says("guest_off"));
+        ensure!(
+            !(is_taken && is_off),
+            "the guest is off, and does not boot again: it has crashed, or the order was taken back by `shutdown`; `start` \
+             switches it on"
+        );
         match leader.map(|leader| leader.says("guest_reboots")) {
             Some(true) => is_taken = true,
             Some(false) if is_taken => return Ok(()),

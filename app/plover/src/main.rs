@@ -234,7 +234,8 @@ fn report(error: &anyhow::Error) -> ExitCode {
     }
     let mut stderr = std::io::stderr();
     if is_interruption(error) {
-        let _ = writeln!(stderr, "plover: interrupted");
+        // Something may have been left, as by a lab that could not be taken down.
+        let _ = writeln!(stderr, "plover: {}", in_words(error));
         return ExitCode::from(130);
     }
     if let Some(Missing(sentences)) = error.downcast_ref::<Missing>() {

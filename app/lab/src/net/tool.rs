@@ -3,6 +3,7 @@
 use super::Namespace;
 use anyhow::{Context, Result, bail};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 /// Runs `ip` commands, in `namespace` or in the caller's.
@@ -55,7 +56,9 @@ fn batch(tool: &str, namespace: Option<&Namespace>, lines: &[String]) -> Result<
     if let Some(namespace) = namespace {
         command.args(["-n", namespace.name()]);
     }
+    // Ctrl-C does not reach it: what was made is to be known, and is taken down by the same tools.
     let mut child = command
+        .process_group(0)
         .args(["-batch", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
