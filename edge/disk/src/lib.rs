@@ -93,4 +93,4 @@ pub use journal::Batch;
 pub use look::Found;
 pub use memory::{MachineState, MemoryCopy, MemoryImage};
 pub use snapshot::{Snapshot, SnapshotDisk, SnapshotLimits, SnapshotRoom};
-pub use worker::DiskEvent;
+pub use worker::{AbortOnPanic, DiskEvent};

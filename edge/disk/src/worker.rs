@@ -50,9 +50,10 @@ pub(crate) struct Work {
     pub(crate) writes: bool,
 }
 
-/// A panic in one of these threads leaves work half done and cannot be recovered: it ends the process, and
-/// the host counts as lost.
-pub(crate) struct AbortOnPanic;
+/// In a thread that a replica cannot do without. Its panic leaves work half done and cannot be recovered: it ends the process,
+/// and the host counts as lost.
+#[derive(Debug)]
+pub struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {

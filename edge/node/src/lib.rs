@@ -77,6 +77,7 @@ mod private;
 mod recent;
 mod relay;
 mod service;
+mod starter;
 mod storage;
 mod supervisor;
 mod tap;
@@ -89,8 +90,8 @@ pub use announce::Announcement;
 pub use background::Background;
 pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{
-    Change, ConfigError, ConfigFile, Effect, GroupConfig, KEYS, PathConfig, PeerConfig, Reload,
-    ReplicaConfig, SpareConfig, read,
+    Attached, Change, ConfigError, ConfigFile, Effect, GroupConfig, KEYS, PathConfig, PeerConfig,
+    Reload, ReplicaConfig, SpareConfig, read,
 };
 pub use control::{StopHandle, accepted};
 pub use fabric::{FabricName, open as open_fabric};

@@ -5,10 +5,10 @@ use super::{Body, BoxError, FRAMES_PER_TURN};
 use crate::clock;
 use crate::control::ConsoleOutput;
 use crate::host::{self, CpuConfig};
-use plover_disk::{Attachment, Purpose};
-use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
+use plover_disk::Attachment;
+use plover_replica::{Area, Event, JobId, Note, OperatorInput, Role};
 use plover_types::{Frame, Micros, SyncNo, Unconsumed};
-use plover_vm::{AtEnd, GuestEnd, QemuConfig, QemuVm, VmCommand, VmEvent};
+use plover_vm::{AtEnd, GuestEnd, QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -19,9 +19,6 @@ const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
 /// Rounds that take a paused guest's last frames: many times the frames that its socket holds. A QEMU that is a stranger's by now may
 /// send for ever.
 const ROUNDS_AT_PAUSE_MAX: usize = 1024;
-
-/// A guest whose disks are not attached by then is lost: another host may have some that answer.
-const DISKS_WITHIN: Micros = Micros::from_ms(5_000);
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
@@ -200,9 +197,7 @@ impl Body {
         self.restoring.forget();
         self.backup
             .forget_memory("this replica's guest was lost: begin another backup");
-        if let (Some(_), Some(disks)) = (self.starting.take(), &mut self.disks) {
-            disks.give_up_attaching();
-        }
+        self.give_up_start();
         if let Some(vm) = self.vm.take() {
             vm.leave();
         }
@@ -217,84 +212,6 @@ impl Body {
             Some(vm) => self.variables.look(clock::now(), vm),
             None => {}
         }
-    }
-
-    pub(super) fn start_guest(&mut self, reason: BootReason) {
-        self.leave_guest();
-        self.drop_work();
-        let Some(disks) = &mut self.disks else {
-            // Without disks there is no backup that it could go on from.
-            self.plan_restore(reason, false);
-            let failed = self.spawn_guest(None);
-            return self.events.extend(failed);
-        };
-        let purpose = match reason {
-            BootReason::Copy => Purpose::Copy,
-            BootReason::Boot => Purpose::Boot,
-        };
-        match disks.begin_attach(purpose, &self.config.paths.restored_memory()) {
-            Ok(()) => self.starting = Some((clock::now() + DISKS_WITHIN, reason)),
-            Err(error) => {
-                let failed = self.not_started(&error.to_string());
-                self.events.push_back(failed);
-            }
-        }
-    }
-
-    /// The guest that is to start has its disks, or cannot have them.
-    pub(super) fn disks_attached(&mut self) -> Option<Event> {
-        let attached = self.disks.as_mut()?.take_attachment()?;
-        let (_, reason) = self.starting.take()?;
-        match attached {
-            Ok(disks) => {
-                self.plan_restore(reason, disks.found());
-                self.spawn_guest(Some(disks))
-            }
-            Err(error) => Some(self.not_started(&error.to_string())),
-        }
-    }
-
-    /// Waits no longer for disks that hang.
-    pub(super) fn mind_disks(&mut self) -> Result<(), BoxError> {
-        if self.starting.is_none_or(|(at, _)| clock::now() < at) {
-            return Ok(());
-        }
-        // They may have come while this process stood still.
-        if let Some(failed) = self.disks_attached() {
-            return self.apply(failed);
-        }
-        match self.disks.as_mut().filter(|_| self.starting.is_some()) {
-            Some(disks) => {
-                let why = disks.fail_attaching();
-                let failed = self.not_started(&why);
-                self.apply(failed)
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn spawn_guest(&mut self, disks: Option<Attachment>) -> Option<Event> {
-        // The new process inherits the nice value and the CPUs of the thread that starts it.
-        let _ = rustix::process::setpriority_process(None, 0);
-        self.keep_this_thread_on(|cpus| &cpus.guest);
-        let qemu = QemuConfig {
-            flash: self.variables.newest(),
-            ..self.qemu.clone()
-        };
-        let spawned = QemuVm::spawn(qemu, disks);
-        let _ = rustix::process::setpriority_process(None, host::NICE);
-        self.keep_this_thread_on(|cpus| &cpus.replica);
-        match spawned {
-            Ok(vm) => {
-                self.vm = Some(vm);
-                None
-            }
-            Err(error) => Some(self.not_started(&error.to_string())),
-        }
-    }
-
-    fn not_started(&mut self, why: &str) -> Event {
-        self.guest_is_gone(format!("cannot start the guest: {why}"))
     }
 
     /// Gives the hypervisor an order, after the work on its pages that was asked for before.
@@ -393,13 +310,7 @@ impl Body {
         }
     }
 
-    fn keep_this_thread_on(&self, list: impl Fn(&CpuConfig) -> &Vec<usize>) {
-        if let Some(cpus) = self.cpus() {
-            host::keep_thread_on(None, list(cpus));
-        }
-    }
-
-    fn cpus(&self) -> Option<&CpuConfig> {
+    pub(super) fn cpus(&self) -> Option<&CpuConfig> {
         let host = self.config.host.as_ref()?;
         Some(host.of(self.role == Role::Leader))
     }

@@ -20,6 +20,7 @@ mod resize;
 mod restore;
 mod second;
 mod sources;
+mod start;
 mod unsent;
 mod waiting;
 mod work;
@@ -37,6 +38,7 @@ use self::printed::Printed;
 use self::relay::Relay;
 use self::resize::Resizing;
 use self::restore::Restoring;
+use self::start::{GuestStarter, Starting};
 use self::unsent::Unsent;
 use self::waiting::Waiting;
 use self::work::Work;
@@ -59,7 +61,7 @@ use crate::variables::Variables;
 use crate::{clock, host};
 use plover_disk::Disks;
 use plover_fabric::{BoxedFabric, Keys, Spin};
-use plover_replica::{Action, Area, BootReason, Event, JobId, Replica, Role, Watch};
+use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
 use plover_types::{Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -102,7 +104,6 @@ pub enum ExitReason {
 
 /// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open. `log` has the
 /// lines that this process logs, for operators of other hosts.
-/// It must be called on the process's main thread: the hypervisor dies with the thread that started it.
 ///
 /// # Errors
 /// The TAP, the address to listen on or the state directory cannot be used; or the disk failed while
@@ -154,8 +155,8 @@ struct Body {
     vm: Option<QemuVm>,
     /// `None` for a guest without disks.
     disks: Option<Disks>,
-    /// Until when a guest that is to start waits for its disks, and why it starts.
-    starting: Option<(Micros, BootReason)>,
+    starter: GuestStarter,
+    starting: Option<Starting>,
     control: Control,
     answers: Answers,
     /// Work on pages that was not finished at once, and what has to wait for it.
@@ -240,6 +241,7 @@ struct Ready {
     tap: bool,
     uplink: bool,
     disks: bool,
+    starter: bool,
     fabric: bool,
     deaths: bool,
     vm: bool,
@@ -298,7 +300,8 @@ impl Body {
         until = until.min(self.leaving.map_or(Micros::NEVER, |at| at.max(now)));
         until = until.min(self.service.due().max(now));
         until = until.min(self.agent.due().max(now));
-        until = until.min(self.starting.map_or(Micros::NEVER, |(at, _)| at.max(now)));
+        let start_until = self.starting.map_or(Micros::NEVER, |it| it.until);
+        until = until.min(start_until.max(now));
         let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
@@ -311,6 +314,7 @@ impl Body {
             (&mut ready.storage, storage),
         ];
         fds.push((&mut ready.uplink, self.uplink.as_fd()));
+        fds.push((&mut ready.starter, self.starter.as_fd()));
         // One that is down has nothing to read, and one that was deleted polls readable for ever.
         let reads_taps = (self.facing || now < self.sends_on_until) && self.uplink.is_up();
         if let Some(disks) = &self.disks {
@@ -392,7 +396,11 @@ impl Body {
         if self.ready.disks {
             self.take_disks()?;
         }
-        self.mind_disks()?;
+        if self.ready.starter {
+            let failed = self.qemu_started();
+            failed.map_or(Ok(()), |failed| self.apply(failed))?;
+        }
+        self.mind_start()?;
         let asks = |vm: &QemuVm| vm.has_backlog() || vm.is_starting();
         if self.ready.vm || self.vm.as_ref().is_some_and(asks) {
             self.take_vm()?;

@@ -105,6 +105,8 @@ impl Body {
         let reporter = Reporter::open(&group, keys.clone(), process.number)
             .ok()
             .flatten();
+        // Before this thread gets its priority, which QEMU is not to have.
+        let starter = super::start::starter()?;
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;
@@ -144,6 +146,7 @@ impl Body {
             facing: false,
             vm: None,
             disks,
+            starter,
             starting: None,
             control,
             answers: Answers::new(),
