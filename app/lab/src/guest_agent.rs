@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
+use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 /// A little longer than the replica that leads waits for the agent, and the replica that was asked for the leader.
@@ -128,7 +129,10 @@ impl Drop for Frozen<'_> {
             return;
         }
         if let Err(error) = thaw(self.control) {
-            eprintln!("the guest's file systems are thawed when the time is over: {error:#}");
+            let _ = writeln!(
+                io::stderr(),
+                "the guest's file systems are thawed when the time is over: {error:#}"
+            );
         }
     }
 }

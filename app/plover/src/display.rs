@@ -38,7 +38,7 @@ pub fn serve(listen: SocketAddr, control: &Control) -> Result<ExitCode> {
                     .set_nodelay(true)
                     .and_then(|()| join_sockets(&viewer, &display)),
                 Err(why) => {
-                    eprintln!("plover: a viewer sees nothing: {why}");
+                    tell!("plover: a viewer sees nothing: {why}");
                     refuse(viewer, &why.to_string())
                 }
             };

@@ -53,13 +53,13 @@ pub fn run(options: &ExportOptions) -> Result<ExitCode> {
     let hook = hook::place(&config.group.name);
     if options.define {
         let said = virsh(&["define", "/dev/stdin"], Some(&xml))?;
-        eprintln!("plover: {}", said.trim());
+        tell!("plover: {}", said.trim());
         // Last: until then libvirt must not start what it knows of the guest.
         match hook::remove(&config.group.name)? {
-            true => eprintln!("plover: removed the hook {}", hook.display()),
-            false => eprintln!(
-                "plover: there was no hook on this host: remove it where the original was"
-            ),
+            true => tell!("plover: removed the hook {}", hook.display()),
+            false => {
+                tell!("plover: there was no hook on this host: remove it where the original was")
+            }
         }
     } else {
         output::print(&xml)?;

@@ -131,11 +131,14 @@ pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
         remove: old,
     };
     let within = Duration::from_secs(how.seconds);
-    let say = |words: &str| eprintln!("{words}");
+    let say = |words: &str| tell!("{words}");
     let voters = operate::change_members(&how.at.control()?, &change, within, say)?;
     let voters: Vec<String> = voters.iter().map(ToString::to_string).collect();
     if voters.is_empty() {
-        output::line("done: the replica of this host has left the group, and has ended")?;
+        output::line(
+            "done: the replica of this host has ended. It has left the group, unless somebody has stopped its service meanwhile: \
+             `plover status` on another host says",
+        )?;
     } else {
         let file = match command {
             MemberCommand::Remove { .. } => {
@@ -157,7 +160,7 @@ pub fn grow_disk(command: &DiskCommand) -> Result<ExitCode> {
     let DiskCommand::Grow { disk, to, wait, at } = command;
     let (bytes, within) = (to.mib << 20, Duration::from_secs(*wait));
     grow::grow_disk(&at.control()?, *disk, bytes, within, |words| {
-        eprintln!("{words}")
+        tell!("{words}")
     })?;
     output::line(format_args!(
         "disk {disk} has {} MiB on all replicas that hold the guest, and the guest was told",

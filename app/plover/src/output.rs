@@ -4,6 +4,16 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
 
+/// Prints a line to the error output. `eprintln!` would panic on a closed pipe, in the middle of what it tells of.
+macro_rules! tell {
+    ($($text:tt)*) => {{
+        let _ = ::std::io::Write::write_fmt(
+            &mut ::std::io::stderr(),
+            format_args!("{}\n", format_args!($($text)*)),
+        );
+    }};
+}
+
 /// Prints to the standard output. `println!` would panic on a closed pipe.
 pub fn print(text: impl std::fmt::Display) -> Result<()> {
     let mut stdout = std::io::stdout().lock();

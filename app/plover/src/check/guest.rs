@@ -126,7 +126,7 @@ fn try_guest(qemu: &QemuConfig, syncs: u32, report: &mut Report) -> Result<(), T
         second.order(VmCommand::Resume)?;
         if told.elapsed() >= TELL_EVERY {
             told = Instant::now();
-            eprintln!("plover: {number} of {syncs} syncs, all memory equal after each");
+            tell!("plover: {number} of {syncs} syncs, all memory equal after each");
         }
     }
     figures.report(report);

@@ -2,7 +2,6 @@
 
 use super::{Report, Verdict};
 use plover_node::{ReplicaConfig, check_state_dir, why_not_private};
-use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -115,17 +114,15 @@ fn time(report: &mut Report, dir: &Path, there: &Path) {
 
 /// How long small writes take until they are on the disk.
 fn sync_times(dir: &Path) -> std::io::Result<Vec<Duration>> {
-    let file = dir.join(format!(".plover-check-{}", std::process::id()));
-    let mut made = File::create_new(&file)?;
+    // Without a name: an interrupted check leaves nothing.
+    let mut made = tempfile::tempfile_in(dir)?;
     let timed = (0..DISK_TRIES).map(|_| {
         let begun = Instant::now();
         made.write_all(&[0; 512])?;
         made.sync_data()?;
         Ok(begun.elapsed())
     });
-    let times = timed.collect();
-    std::fs::remove_file(&file)?;
-    times
+    timed.collect()
 }
 
 #[cfg(test)]
@@ -135,10 +132,9 @@ mod tests {
 
     #[test]
     fn a_disk_is_timed_and_left_as_it_was() {
-        let dir = std::env::temp_dir();
-        assert_eq!(sync_times(&dir).unwrap().len(), DISK_TRIES);
-        let left = dir.join(format!(".plover-check-{}", std::process::id()));
-        assert!(!left.exists());
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(sync_times(dir.path()).unwrap().len(), DISK_TRIES);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -75,8 +75,8 @@ impl Known {
         };
         if trouble.is_some() != self.trouble.is_some() {
             match &trouble {
-                Some(why) => eprintln!("plover: the cluster does not answer: {why}"),
-                None => eprintln!("plover: the cluster answers again"),
+                Some(why) => tell!("plover: the cluster does not answer: {why}"),
+                None => tell!("plover: the cluster answers again"),
             }
         }
         self.trouble = trouble;

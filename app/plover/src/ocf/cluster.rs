@@ -254,7 +254,7 @@ impl Instance {
         });
         if let Err(error) = told {
             // Pacemaker writes it into its log.
-            eprintln!("the memory of {name} is not written down: {error:#}");
+            tell!("the memory of {name} is not written down: {error:#}");
         }
     }
 

@@ -39,7 +39,7 @@ impl Instance {
         }
         if let Err(error) = self.keep_members(own) {
             // Pacemaker writes it into its log.
-            eprintln!("the members of the group are not looked after: {error:#}");
+            tell!("the members of the group are not looked after: {error:#}");
         }
     }
 

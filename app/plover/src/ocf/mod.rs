@@ -151,7 +151,7 @@ pub fn run(action: &str) -> anyhow::Result<ExitCode> {
     let outcome = carry_out(action, Path::new(RUN), |name| std::env::var_os(name));
     if let Some(reason) = &outcome.reason {
         // Pacemaker shows what follows these words.
-        eprintln!("ocf-exit-reason:{}", reason.replace('\n', " "));
+        tell!("ocf-exit-reason:{}", reason.replace('\n', " "));
     }
     Ok(ExitCode::from(outcome.code as u8))
 }

@@ -68,7 +68,7 @@ impl Instance {
             return None;
         }
         self.decide(own).unwrap_or_else(|error| {
-            eprintln!("the other one of the two replicas is not looked after: {error:#}");
+            tell!("the other one of the two replicas is not looked after: {error:#}");
             None
         })
     }
@@ -89,7 +89,7 @@ impl Instance {
         if let Some(id) = awaited {
             match self.say_that_it_is_off(id, &cluster) {
                 Ok(()) => return Ok(None),
-                Err(error) => eprintln!("replica {id} is not known to be off: {error:#}"),
+                Err(error) => tell!("replica {id} is not known to be off: {error:#}"),
             }
         }
         if own.role != "leader" && self.is_awaited(own, &cluster.nodes)? {
@@ -149,7 +149,7 @@ impl Instance {
         if self.is_fenced() {
             if let Err(error) = self.confirm() {
                 // The next monitor looks again.
-                eprintln!("the other one of the two replicas is not known to be off: {error:#}");
+                tell!("the other one of the two replicas is not known to be off: {error:#}");
             }
         }
         Outcome::SUCCESS
