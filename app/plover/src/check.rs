@@ -11,9 +11,10 @@ mod state;
 
 use crate::capacity;
 use crate::output;
+use crate::tap::{is_bridge, of_device};
 use anyhow::Result;
 pub use guest::{IMAGE, guest};
-use plover_node::ReplicaConfig;
+use plover_node::{Attached, ReplicaConfig};
 use plover_types::ReplicaSet;
 use plover_vm::{Accel, QemuConfig};
 pub use processors::processors;
@@ -211,14 +212,17 @@ fn network(report: &mut Report, config: &ReplicaConfig) {
         let found = format!("{error}, so no TAP device can be used: chmod 666 {TUN}");
         report.add(TUN, Verdict::Missing, found);
     }
-    card(report, &config.net.tap, config.net.uplink.as_deref());
-    for nic in &config.nic {
-        card(report, &nic.tap, nic.uplink.as_deref());
-    }
+    config.attached().for_each(|card| self::card(report, card));
 }
 
-fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
+fn card(report: &mut Report, card: Attached<'_>) {
+    let Attached {
+        tap,
+        bridge,
+        uplink,
+    } = card;
     let what = format!("TAP {tap}");
+    let is_made = bridge.filter(|_| of_device(tap, "ifindex").is_none());
     let told = |key: &str| of_device(tap, key);
     let flags = told("tun_flags").and_then(|text| {
         let digits = text.trim_start_matches("0x").to_owned();
@@ -231,6 +235,22 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
             what,
             Verdict::Missing,
             "this kernel has no TAP devices: run `modprobe tun`",
+        ),
+        None if is_made.is_some_and(|bridge| !is_bridge(bridge)) => report.add(
+            what,
+            Verdict::Missing,
+            format!(
+                "there is no bridge {} to make it a port of: see docs/networks.md",
+                is_made.unwrap_or_default()
+            ),
+        ),
+        None if is_made.is_some() => report.add(
+            what,
+            Verdict::Good,
+            format!(
+                "the service makes it, a port of {}",
+                is_made.unwrap_or_default()
+            ),
         ),
         None if told("ifindex").is_some() => report.add(
             what,
@@ -266,7 +286,8 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
         );
     };
     let what = format!("uplink {uplink}");
-    match (of_device(uplink, "carrier").as_deref(), bridge_of(tap)) {
+    let bridge = bridge_of(tap).or_else(|| bridge.map(str::to_owned));
+    match (of_device(uplink, "carrier").as_deref(), bridge) {
         (Some("1"), Some(bridge)) if bridge_of(uplink).as_ref() != Some(&bridge) => report.add(
             what,
             Verdict::Weak,
@@ -292,12 +313,6 @@ fn card(report: &mut Report, tap: &str, uplink: Option<&str>) {
 fn bridge_of(device: &str) -> Option<String> {
     let master = std::fs::read_link(format!("/sys/class/net/{device}/master")).ok()?;
     Some(master.file_name()?.to_string_lossy().into_owned())
-}
-
-/// A file of a network device in `/sys`.
-fn of_device(device: &str, key: &str) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/sys/class/net/{device}/{key}")).ok()?;
-    Some(text.trim().to_owned())
 }
 
 /// Whether IFF_UP is among a device's flags.

@@ -105,6 +105,23 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t)]
         log: LogForm,
     },
+    /// Make the TAP devices of a replica whose bridges its configuration names (`net.bridge`), as ports of these.
+    ///
+    /// The service does it before each start; without the service, root does. One that is there is kept.
+    #[command(
+        after_help = "Example:\n  plover tap --config /etc/plover/shop-db.toml --user plover"
+    )]
+    Tap {
+        /// The replica's configuration.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// The user that the replica runs as, if that is not root.
+        #[arg(long)]
+        user: Option<String>,
+        /// Remove them instead.
+        #[arg(long)]
+        remove: bool,
+    },
     /// Show the state of the whole group, asked of the replica that runs on this host.
     ///
     /// A replica that does not answer within a second is shown as silent.
@@ -129,8 +146,8 @@ pub enum Command {
     /// answer within a second is shown with `plover_up 0`.
     #[command(after_help = "Example:\n  plover metrics --config /etc/plover/shop-db.toml")]
     Metrics {
-        /// The configurations of this host's replicas.
-        #[arg(long = "config", value_name = "FILE", num_args = 1.., required_unless_present = "list")]
+        /// The configurations of this host's replicas. If none is named: those in /etc/plover, looked for at each request.
+        #[arg(long = "config", value_name = "FILE", num_args = 1..)]
         configs: Vec<PathBuf>,
         /// Where to listen. Anybody who reaches this address can read the metrics.
         #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9777")]

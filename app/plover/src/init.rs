@@ -1,12 +1,13 @@
 //! `plover init`: writes the configurations of a new group.
 
+pub mod copy;
 pub mod group;
 mod seed;
 
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use group::{Group, GroupOptions, bytes_of, write_new};
+use group::{Files, Group, GroupOptions, Way, bytes_of, in_brackets, write_new};
 use plover_types::Mac;
 use plover_vm::Firmware;
 use std::fmt::Write as _;
@@ -98,26 +99,34 @@ pub fn run(options: &InitOptions) -> Result<ExitCode> {
             let _ = std::fs::remove_file(&seed.file);
         }
     })?;
+    let copied = match options.group.copy {
+        true => copy_all(&group, &files, seed.as_ref()).map(|()| true),
+        false => Ok(false),
+    };
+    let is_copied = copied.as_ref().is_ok_and(|is_copied| *is_copied);
     let mut place = image_step(options, &group, &disk);
-    if let Some(seed) = &seed {
+    if let Some(seed) = seed.as_ref().filter(|_| !is_copied) {
         let (file, path) = (seed.file.display(), seed.path.display());
         place += "   and on every host the disk for cloud-init, with the secrets that are in the user data:\n";
         for host in &group.hosts {
             let _ = writeln!(
                 place,
-                "     scp {file} root@{host}:{path} && ssh root@{host} chown plover {path}"
+                "     scp {file} root@{}:{path} && ssh root@{host} chown plover {path}",
+                in_brackets(host)
             );
         }
     }
-    let bridge = options.group.bridge.as_deref().unwrap_or("br0");
     let others: Vec<PathBuf> = seed.into_iter().map(|seed| seed.file).collect();
-    output::print(group.next_steps(
-        &files,
-        &others,
-        &[group::connect(&options.group.tap, bridge)],
-        &place,
-    ))?;
-    Ok(ExitCode::SUCCESS)
+    output::print(group.next_steps(&files, &others, &place, is_copied))?;
+    copied.map(|_| ExitCode::SUCCESS)
+}
+
+/// Gives all hosts their files.
+fn copy_all(group: &Group<'_>, files: &Files, seed: Option<&Seed>) -> Result<()> {
+    if let Some(seed) = seed {
+        copy::put(&group.hosts, &seed.content, &seed.path)?;
+    }
+    copy::copy(files, &group.hosts)
 }
 
 /// The step that puts the guest's disk in place.
@@ -234,6 +243,8 @@ fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
         key("mem_mib", options.mem_mib.into()),
         key("mac", mac.to_string().into()),
     ];
+    let bridge = options.group.bridge.as_deref().unwrap_or("br0");
+    group.ways = vec![Way::Bridge(bridge.to_owned())];
     group.disks = vec![vec![
         key("path", disk.to_string_lossy().as_ref().into()),
         key("size_mib", size.into()),
@@ -332,28 +343,35 @@ mod tests {
         ];
         run(&options(&words)).unwrap();
         for me in 0..3 {
-            let config = ReplicaConfig::load(&dir.join(format!("shop-{me}.toml"))).unwrap();
+            let folder = dir.join(format!("shop-{me}"));
+            let config = ReplicaConfig::load(&folder.join("shop.toml")).unwrap();
+            assert_eq!(config.net.bridge.as_deref(), Some("br0"));
             assert_eq!((config.group.me, config.group.replica.len()), (me, 3));
             assert_eq!(config.disk[0].path, Path::new("/no/disk \"1\".raw"));
             assert_eq!(config.disk[0].size_mib, Some(64));
             // As they lie on the host.
-            let (trusted, ids) = (dir.join("shop.trust"), (0..3).map(ReplicaId));
-            let key = dir.join(format!("shop-{me}.key"));
+            let (trusted, ids) = (folder.join("shop.trust"), (0..3).map(ReplicaId));
+            let key = folder.join("shop.key");
             Keys::load(&key, &trusted, ReplicaId(me), ids).unwrap();
         }
-        std::fs::remove_file(dir.join("shop-0.toml")).unwrap();
+        // What is in the way is named, and all that is left.
+        let is_left = |file: &str| dir.join(file).exists();
+        std::fs::remove_dir_all(dir.join("shop-0")).unwrap();
         let error = run(&options(&words)).unwrap_err();
-        assert!(format!("{error:#}").contains("shop-1.toml"), "{error:#}");
-        assert!(!dir.join("shop-0.toml").exists(), "all or none");
-        for me in 0..3 {
-            let _ = std::fs::remove_file(dir.join(format!("shop-{me}.toml")));
+        assert!(
+            format!("{error:#}").contains("shop-1/shop.toml"),
+            "{error:#}"
+        );
+        assert!(!is_left("shop-0"));
+        for me in 1..3 {
+            std::fs::remove_file(dir.join(format!("shop-{me}/shop.toml"))).unwrap();
         }
-        std::fs::remove_file(dir.join("shop-0.key")).unwrap();
         let error = run(&options(&words)).unwrap_err();
-        assert!(format!("{error:#}").contains("shop-1.key"), "{error:#}");
-        for file in ["shop-0.toml", "shop-0.key"] {
-            assert!(!dir.join(file).exists(), "all or none: {file}");
-        }
+        assert!(
+            format!("{error:#}").contains("shop-1/shop.key"),
+            "{error:#}"
+        );
+        assert!(!is_left("shop-0") && !is_left("shop-1/shop.toml"));
         std::fs::remove_dir_all(dir).unwrap();
     }
 
@@ -385,8 +403,8 @@ mod tests {
             dir.to_str().unwrap(),
         ];
         run(&options(&words)).unwrap();
-        let config = ReplicaConfig::load(&dir.join("two-1.toml")).unwrap();
-        assert!(config.group.plaintext && !dir.join("two-1.key").exists());
+        let config = ReplicaConfig::load(&dir.join("two-1/two.toml")).unwrap();
+        assert!(config.group.plaintext && !dir.join("two-1/two.key").exists());
         std::fs::remove_dir_all(dir).unwrap();
     }
 

@@ -5,6 +5,7 @@
 //!  plover import DOMAIN.XML         the same for a guest that libvirt has; plover export gives it back
 //!  plover check --config FILE       whether a host has what its replica needs
 //!  plover key                       the keys by which replicas know each other
+//!  plover tap --config FILE         its TAP devices, which root makes
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    where the group stands
 //!  plover metrics, plover dash      the same for Prometheus, and on a page
@@ -25,6 +26,9 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do) or an import would lose something,
 //! 130 interrupted, 141 nobody reads the output any more. `plover lab exec` and `plover guest exec` exit with the code of what it ran.
+
+#[macro_use]
+mod output;
 
 mod at;
 mod backup;
@@ -51,7 +55,6 @@ mod logging;
 mod metrics;
 mod ocf;
 mod operate;
-mod output;
 mod overview;
 #[cfg(feature = "pages")]
 mod pages;
@@ -59,6 +62,7 @@ mod policy;
 mod reload;
 mod replica;
 mod run;
+mod tap;
 mod target;
 mod tool;
 
@@ -116,6 +120,11 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Check { .. } => Ok(ExitCode::from(2)),
         cli::Command::Key { command } => key::run(command),
         cli::Command::Replica { config, log } => replica::run(&config, log),
+        cli::Command::Tap {
+            config,
+            user,
+            remove,
+        } => tap::run(&config, user.as_deref(), remove),
         cli::Command::Status {
             show,
             all: true,

@@ -3,8 +3,9 @@
 use anyhow::Result;
 use plover_lab::control::{Control, ControlError};
 use plover_node::ReplicaConfig;
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A replica of this host.
@@ -12,6 +13,7 @@ use std::time::Duration;
 pub struct Target {
     pub guest: String,
     pub replica: String,
+    run_dir: PathBuf,
     control: Control,
     /// Why it last did not answer.
     silent: Mutex<Option<String>>,
@@ -23,6 +25,7 @@ impl Target {
         Self {
             guest: config.group.name.clone(),
             replica: config.group.me.to_string(),
+            run_dir: config.paths.run_dir.clone(),
             control: Control::in_run_dir(&config.paths.run_dir).within(within),
             silent: Mutex::default(),
         }
@@ -38,23 +41,106 @@ impl Target {
         answer
     }
 
+    fn is_same(&self, other: &Self) -> bool {
+        let of = |it: &Self| (it.guest.clone(), it.replica.clone(), it.run_dir.clone());
+        of(self) == of(other)
+    }
+
     pub fn control(&self) -> &Control {
         &self.control
     }
 
     fn tell(&self, silent: Option<String>) {
-        let mut last = self
-            .silent
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut last = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         if silent.is_some() != last.is_some() {
             let (guest, replica) = (&self.guest, &self.replica);
             match &silent {
-                Some(why) => eprintln!("plover: guest {guest}, replica {replica}: {why}"),
-                None => eprintln!("plover: guest {guest}, replica {replica} answers again"),
+                Some(why) => tell!("plover: guest {guest}, replica {replica}: {why}"),
+                None => tell!("plover: guest {guest}, replica {replica} answers again"),
             }
         }
         *last = silent;
+    }
+}
+
+/// The replicas that are asked.
+#[derive(Debug)]
+pub enum Targets {
+    /// Those whose configurations were named.
+    Named(Vec<Arc<Target>>),
+    /// Those whose configurations are in this folder at the time.
+    In(PathBuf, Mutex<BTreeMap<PathBuf, Found>>),
+}
+
+/// A file of the folder.
+#[derive(Debug)]
+pub enum Found {
+    Replica(Arc<Target>),
+    /// It is no replica's configuration, as was told.
+    Other,
+}
+
+impl Targets {
+    /// Those of these configurations, or of all in `folder` if none is named; each is waited for this long.
+    pub fn of(configs: &[PathBuf], folder: &Path, within: Duration) -> Result<Self> {
+        if configs.is_empty() {
+            return Ok(Self::In(folder.into(), Mutex::default()));
+        }
+        let configs = configurations(configs)?;
+        let targets = configs
+            .iter()
+            .map(|config| Arc::new(Target::of(config, within)));
+        Ok(Self::Named(targets.collect()))
+    }
+
+    /// Those of now.
+    pub fn now(&self, within: Duration) -> Vec<Arc<Target>> {
+        match self {
+            Self::Named(targets) => targets.clone(),
+            Self::In(folder, known) => {
+                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut now = BTreeMap::new();
+                for file in files_of(folder) {
+                    let found = look(&file, known.remove(&file), within);
+                    now.insert(file, found);
+                }
+                *known = now;
+                let targets = known.values().filter_map(|found| match found {
+                    Found::Replica(target) => Some(Arc::clone(target)),
+                    Found::Other => None,
+                });
+                targets.collect()
+            }
+        }
+    }
+}
+
+/// The configurations in `folder`, by name.
+fn files_of(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|it| it == "toml"))
+        .collect();
+    files.sort();
+    files
+}
+
+/// A file of the folder as it is now; `before` is what it was at the last look.
+fn look(file: &Path, before: Option<Found>, within: Duration) -> Found {
+    match (ReplicaConfig::load(file), before) {
+        (Ok(config), before) => {
+            let target = Target::of(&config, within);
+            match before {
+                Some(Found::Replica(before)) if before.is_same(&target) => Found::Replica(before),
+                _ => Found::Replica(Arc::new(target)),
+            }
+        }
+        (Err(_), Some(Found::Other)) => Found::Other,
+        (Err(error), _) => {
+            tell!("plover: left out: {error}");
+            Found::Other
+        }
     }
 }
 
@@ -62,4 +148,35 @@ impl Target {
 pub fn configurations(paths: &[PathBuf]) -> Result<Vec<ReplicaConfig>> {
     let configs = paths.iter().map(|path| Ok(ReplicaConfig::load(path)?));
     configs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_looked_at_anew_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let within = Duration::from_millis(1);
+        let targets = Targets::of(&[], folder.path(), within).unwrap();
+        let names = || {
+            let now = targets.now(within).into_iter();
+            now.map(|target| target.guest.clone()).collect::<Vec<_>>()
+        };
+        assert!(names().is_empty());
+        let example = include_str!("../package/shop-db.toml");
+        for (file, text) in [
+            ("shop.toml", example.to_owned()),
+            ("mail.toml", example.replace("shop-db", "mail")),
+            ("program.toml", "[program]\n".into()),
+            ("shop.key", "no configuration".into()),
+        ] {
+            std::fs::write(folder.path().join(file), text).unwrap();
+        }
+        assert_eq!(names(), ["mail", "shop-db"]);
+        let (first, second) = (targets.now(within), targets.now(within));
+        assert!(Arc::ptr_eq(&first[0], &second[0]), "it knows what it told");
+        std::fs::remove_file(folder.path().join("mail.toml")).unwrap();
+        assert_eq!(names(), ["shop-db"]);
+    }
 }

@@ -11,6 +11,7 @@ use crate::host::HostConfig;
 use crate::policy::PolicyConfig;
 pub use effect::{Effect, KEYS};
 pub use file::ConfigFile;
+pub use meaning::Attached;
 use plover_fabric::Spin;
 use plover_replica::Warm;
 use plover_types::wire::WIRE_VERSION;
@@ -364,6 +365,10 @@ pub struct NetConfig {
     /// The TAP device (`IFF_TAP`, no packet information) on the clients' network. It must exist, and no other
     /// process may use it.
     pub tap: String,
+    /// The bridge of this host that leads to the clients, such as `"br0"`. With it, the service makes the TAP device before
+    /// each start, as a port of this bridge, and removes it when it has stopped (default: it is made by hand, and kept).
+    #[serde(default)]
+    pub bridge: Option<String>,
     /// The device by which this host reaches the clients, such as `"eth0"`: the uplink of the TAP's bridge. A leader
     /// that loses it, or its TAP, hands the guest over to a secondary that has both (default: only the TAP is
     /// watched).
@@ -383,6 +388,9 @@ pub struct NicConfig {
     pub model: NicModel,
     /// Its TAP device, as `net.tap` is the first card's.
     pub tap: String,
+    /// The bridge that the service makes that TAP a port of, as `net.bridge`.
+    #[serde(default)]
+    pub bridge: Option<String>,
     /// The uplink of that TAP's bridge, as `net.uplink`. A leader that loses one of them hands the guest over.
     #[serde(default)]
     pub uplink: Option<String>,

@@ -93,20 +93,26 @@ mod tests {
 
     /// systemd only warns of a key that it does not know, and starts the service without it.
     #[test]
-    fn systemd_understands_the_unit() {
+    fn systemd_understands_the_units() {
         let package = run::root().join("app/plover/package");
-        let unit = std::fs::read_to_string(package.join("plover@.service")).unwrap();
-        assert!(unit.contains("ExecStart=/usr/bin/plover replica --config /etc/plover/%i.toml\n"));
-        // A program that is there, also where the package is not installed.
-        let unit = unit.replace("/usr/bin/plover", "/bin/true");
         let folder = std::env::temp_dir().join(format!("plover-unit-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("plover@.service");
-        std::fs::write(&file, unit).unwrap();
-        let verified = Command::new("systemd-analyze")
-            .args(["verify", "--man=no"])
-            .arg(&file)
-            .output();
+        let mut verify = Command::new("systemd-analyze");
+        verify.args(["verify", "--man=no"]);
+        for (name, starts) in [
+            ("plover@.service", "replica --config /etc/plover/%i.toml\n"),
+            ("plover-metrics.service", "metrics --listen"),
+        ] {
+            let unit = std::fs::read_to_string(package.join(name)).unwrap();
+            let starts = format!("\nExecStart=/usr/bin/plover {starts}");
+            assert!(unit.contains(&starts), "{name}");
+            // A program that is there, also where the package is not installed.
+            let unit = unit.replace("/usr/bin/plover", "/bin/true");
+            let file = folder.join(name);
+            std::fs::write(&file, unit).unwrap();
+            verify.arg(&file);
+        }
+        let verified = verify.output();
         std::fs::remove_dir_all(&folder).unwrap();
         match verified {
             Ok(output) => {
@@ -114,7 +120,7 @@ mod tests {
                 assert!(output.status.success() && said.is_empty(), "{said}");
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                eprintln!("systemd-analyze is missing, so the unit was not looked at");
+                eprintln!("systemd-analyze is missing, so the units were not looked at");
             }
             Err(error) => panic!("cannot run systemd-analyze: {error}"),
         }

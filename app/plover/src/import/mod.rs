@@ -12,7 +12,8 @@ pub mod hook;
 mod judge;
 mod virsh;
 
-use crate::init::group::{self, Group, GroupOptions, ORIGINAL, write_all_new};
+use crate::init::copy::copy;
+use crate::init::group::{Group, GroupOptions, ORIGINAL, Way, write_all_new};
 use crate::init::{self, InitOptions, random_mac};
 use crate::output;
 use account::Account;
@@ -119,7 +120,7 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
             .iter()
             .map(|kind| format!("--without {kind}"))
             .collect();
-        eprintln!(
+        tell!(
             "plover: nothing is written, since the guest may miss what is refused: take it out of the domain as the account \
              says, or accept the loss with {}",
             flags.join(" ")
@@ -223,6 +224,8 @@ fn write(
         let mib = i64::try_from(domain.mib(disk)?).context("a disk has at most 8 TiB")?;
         keys.push(("size_mib".into(), mib.into()));
     }
+    group.ways = ways(domain);
+    group.beside = vec![(ORIGINAL.into(), xml.to_owned())];
     let script = hook::script(domain.root, &group.name);
     let others = [
         (group.file(ORIGINAL), xml.to_owned()),
@@ -259,28 +262,27 @@ fn write(
             place.display()
         );
     }
-    let steps = group.next_steps(
-        &files,
-        &others,
-        &connects(domain),
-        &disk_step(domain, &group, &disks, options.hook)?,
-    );
-    Ok(done + &steps)
+    let step = disk_step(domain, &group, &disks, options.hook)?;
+    if options.group.copy {
+        // Whoever sees this error has the files, and does the rest of the steps by hand.
+        copy(&files, &group.hosts).inspect_err(|_| {
+            let _ = output::print(group.next_steps(&files, &others, &step, false));
+        })?;
+    }
+    Ok(done + &group.next_steps(&files, &others, &step, options.group.copy))
 }
 
-/// How each TAP becomes a port of its bridge, in its VLAN.
-fn connects(domain: &Domain<'_>) -> Vec<String> {
+/// How each TAP gets to its network.
+fn ways(domain: &Domain<'_>) -> Vec<Way> {
     let places = 0..domain.nics.len().max(1);
-    places.map(|place| connect(domain, place)).collect()
+    places.map(|place| way(domain, place)).collect()
 }
 
-fn connect(domain: &Domain<'_>, place: usize) -> String {
+fn way(domain: &Domain<'_>, place: usize) -> Way {
     let nic = domain.nics.get(place).copied();
     let of = |path: &str, name: &str| find(nic?, path)?.attribute(name);
-    let bridge = domain.bridge(place);
-    let bridge = bridge
-        .or_else(|| of("source", "bridge"))
-        .unwrap_or("BRIDGE");
+    let known = domain.bridge(place).or_else(|| of("source", "bridge"));
+    let bridge = known.unwrap_or("BRIDGE");
     let tap = domain.tap(place);
     let vlan = nic.and_then(|nic| child(nic, "vlan"));
     let is_trunk = vlan.is_some_and(|vlan| vlan.attribute("trunk") == Some("yes"));
@@ -292,13 +294,19 @@ fn connect(domain: &Domain<'_>, place: usize) -> String {
             [] => String::new(),
             tags => format!(" {key}={}", tags.join(",")),
         };
-        return format!("ip link set {tap} up && ovs-vsctl add-port {bridge} {tap}{vlan}");
+        return Way::ByHand(format!(
+            "ip link set {tap} up && ovs-vsctl add-port {bridge} {tap}{vlan}"
+        ));
+    }
+    if let (Some(bridge), []) = (known, tags.as_slice()) {
+        return Way::Bridge(bridge.into());
     }
     let untagged = if is_trunk { "" } else { " pvid untagged" };
     let vlans = tags
         .iter()
         .map(|id| format!(" && bridge vlan add dev {tap} vid {id}{untagged}"));
-    group::connect(&tap, bridge) + &vlans.collect::<String>()
+    let vlans: String = vlans.collect();
+    Way::ByHand(format!("ip link set {tap} master {bridge} up{vlans}"))
 }
 
 /// The step that ends the original and takes its disks.

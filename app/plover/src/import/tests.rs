@@ -177,7 +177,7 @@ fn nothing_is_written_while_a_loss_is_not_accepted() {
     assert_eq!(code, ExitCode::SUCCESS);
     for me in 0..3 {
         let config =
-            ReplicaConfig::load(&Path::new(to).join(format!("shop-db-{me}.toml"))).unwrap();
+            ReplicaConfig::load(&Path::new(to).join(format!("shop-db-{me}/shop-db.toml"))).unwrap();
         assert_eq!(
             config.guest.uuid.as_deref(),
             Some("2d3ad8f3-0ee5-4c6f-a3ec-9e1f7a8a9c0e")

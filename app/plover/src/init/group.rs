@@ -28,8 +28,8 @@ pub struct GroupOptions {
     /// The TAP device that leads to the clients.
     #[arg(long, default_value = "guest0")]
     pub tap: String,
-    /// The bridge of each host that the TAP device becomes a port of. Of a guest with several network cards, one for each:
-    /// br0,br1.
+    /// The bridge of each host that leads to the clients, of which the service makes the TAP device a port; br0 if it is not
+    /// named, and no domain names another. Of a guest with several network cards, one for each: br0,br1.
     #[arg(long, value_name = "BRIDGE")]
     pub bridge: Option<String>,
     /// The hosts' device towards the clients, such as eth0. A leader that loses it hands the guest over.
@@ -38,9 +38,12 @@ pub struct GroupOptions {
     /// Make no keys: the links between the hosts are neither encrypted nor authenticated.
     #[arg(long)]
     plaintext: bool,
-    /// The directory for the configurations and the keys.
+    /// The directory for the configurations and the keys, in a folder for each host.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub to: PathBuf,
+    /// Copy the folders to their hosts as well, by ssh as root, and remove the keys here. A file that a host has is kept.
+    #[arg(long)]
+    pub copy: bool,
 }
 
 /// The ending of the file with the libvirt domain that a group was imported from.
@@ -57,9 +60,12 @@ pub fn tap(first: &str, place: usize) -> String {
     }
 }
 
-/// How a TAP becomes a port of `bridge`.
-pub fn connect(tap: &str, bridge: &str) -> String {
-    format!("ip link set {tap} master {bridge} up")
+/// A host's address as `scp` takes it.
+pub fn in_brackets(host: &IpAddr) -> String {
+    match host {
+        IpAddr::V4(host) => host.to_string(),
+        IpAddr::V6(host) => format!("[{host}]"),
+    }
 }
 
 /// Keys of one table of a configuration, in the order in which they are written. A key may be dotted.
@@ -76,16 +82,25 @@ pub struct Group<'a> {
     pub disks: Vec<Keys>,
     /// Each `[[nic]]`, without its TAP.
     pub nics: Vec<Keys>,
+    /// How each card's TAP gets to the clients' network, the first one's at first.
+    pub ways: Vec<Way>,
+    /// More files of each host, by their endings, and their texts.
+    pub beside: Vec<(String, String)>,
 }
 
-/// The files of a group.
+/// How a TAP gets to the clients' network.
+pub enum Way {
+    /// The service makes it a port of this bridge.
+    Bridge(String),
+    /// By this command, which follows the one that makes it.
+    ByHand(String),
+}
+
+/// The files of a group: a folder for each host, with what belongs into its /etc/plover.
 pub struct Files {
-    /// The configuration of each host.
-    configs: Vec<PathBuf>,
-    /// The private key of each host; none if links are plain.
-    keys: Vec<PathBuf>,
-    /// The public keys of all.
-    trusted: PathBuf,
+    pub folders: Vec<PathBuf>,
+    /// The names of the files in each folder: the configuration first, then key and public keys, if links are under TLS.
+    pub names: Vec<String>,
 }
 
 impl GroupOptions {
@@ -152,6 +167,8 @@ impl<'a> Group<'a> {
             guest: Keys::new(),
             disks: Vec::new(),
             nics: Vec::new(),
+            ways: Vec::new(),
+            beside: Vec::new(),
         }
     }
 
@@ -173,39 +190,69 @@ impl<'a> Group<'a> {
             last.len() <= DEVICE_NAME_MAX,
             "the TAP's name \"{last}\" is too long: Linux takes {DEVICE_NAME_MAX} characters"
         );
-        let of = |ending: &str| -> Vec<PathBuf> {
-            let name = |me| format!("{}-{me}.{ending}", self.name);
-            (0..self.hosts.len())
-                .map(|me| options.to.join(name(me)))
-                .collect()
+        let files = self.files();
+        let in_all = |ending: &str| -> Vec<PathBuf> {
+            let name = format!("{}.{ending}", self.name);
+            let folders = files.folders.iter();
+            folders.map(|folder| folder.join(&name)).collect()
         };
-        let files = Files {
-            configs: of("toml"),
-            keys: if options.plaintext {
-                Vec::new()
-            } else {
-                of("key")
-            },
-            trusted: self.file("trust"),
-        };
+        let configs = in_all("toml");
         let texts = (0..self.hosts.len()).map(|me| self.configuration(me));
-        let texts: Vec<_> = files.configs.iter().cloned().zip(texts).collect();
-        write_all_new(&texts)?;
-        let all = || -> Result<()> {
-            for file in &files.configs {
+        let mut texts: Vec<_> = configs.iter().cloned().zip(texts).collect();
+        for (ending, text) in &self.beside {
+            texts.extend(in_all(ending).into_iter().map(|file| (file, text.clone())));
+        }
+        let undo = |made: &[PathBuf]| {
+            for file in made {
+                let _ = std::fs::remove_file(file);
+            }
+            for folder in &files.folders {
+                let _ = std::fs::remove_dir(folder);
+            }
+        };
+        write_all_new(&texts).inspect_err(|_| undo(&[]))?;
+        let mut made: Vec<_> = texts.into_iter().map(|(file, _)| file).collect();
+        let mut all = || -> Result<()> {
+            for file in &configs {
                 ReplicaConfig::load(file)?.qemu().validate()?;
             }
-            if !options.plaintext {
-                make_all(&files.keys, &files.trusted)?;
+            if options.plaintext {
+                return Ok(());
+            }
+            let (keys, trusted) = (in_all("key"), in_all("trust"));
+            make_all(&keys, &trusted[0])?;
+            made.extend(keys);
+            made.push(trusted[0].clone());
+            let content = std::fs::read(&trusted[0])
+                .with_context(|| format!("cannot read {}", trusted[0].display()))?;
+            for file in &trusted[1..] {
+                write_new(file, &content, 0o644)?;
+                made.push(file.clone());
             }
             Ok(())
         };
-        all().inspect_err(|_| {
-            for made in &files.configs {
-                let _ = std::fs::remove_file(made);
-            }
-        })?;
+        all().inspect_err(|_| undo(&made))?;
         Ok(files)
+    }
+
+    /// The folders of the hosts, and the files that belong into each.
+    fn files(&self) -> Files {
+        let folder = |me| self.options.to.join(format!("{}-{me}", self.name));
+        let keys: &[&str] = match self.options.plaintext {
+            true => &[],
+            false => &["key", "trust"],
+        };
+        let beside = self.beside.iter().map(|(ending, _)| ending.as_str());
+        let endings = ["toml"]
+            .into_iter()
+            .chain(keys.iter().copied())
+            .chain(beside);
+        Files {
+            folders: (0..self.hosts.len()).map(folder).collect(),
+            names: endings
+                .map(|ending| format!("{}.{ending}", self.name))
+                .collect(),
+        }
     }
 
     /// The configuration of replica `me`.
@@ -243,12 +290,17 @@ impl<'a> Group<'a> {
             }
         }
         let _ = write!(text, "\n[net]\ntap = {}\n", quoted(&options.tap));
+        let bridge = |place: usize| match self.ways.get(place) {
+            Some(Way::Bridge(bridge)) => format!("bridge = {}\n", quoted(bridge)),
+            _ => String::new(),
+        };
+        text += &bridge(0);
         if let Some(uplink) = &options.uplink {
             let _ = writeln!(text, "uplink = {}", quoted(uplink));
         }
         for (place, keys) in self.nics.iter().enumerate() {
             let tap = quoted(&tap(&options.tap, place + 1));
-            let _ = write!(text, "\n[[nic]]\ntap = {tap}\n");
+            let _ = write!(text, "\n[[nic]]\ntap = {tap}\n{}", bridge(place + 1));
             for (key, value) in keys {
                 let _ = writeln!(text, "{key} = {value}");
             }
@@ -266,76 +318,83 @@ impl<'a> Group<'a> {
         text
     }
 
-    /// The list of written files, and the next steps of an operator. `connects` connects each TAP; `disks` is the step that puts the
-    /// guest's disks in place. `others` are more files that each host gets.
+    /// The list of written files, and the next steps of an operator. `disks` is the step that puts the guest's disks in place.
+    /// `others` are more files that were written. `is_copied`: each host has its files.
     pub fn next_steps(
         &self,
         files: &Files,
         others: &[PathBuf],
-        connects: &[String],
         disks: &str,
+        is_copied: bool,
     ) -> String {
         let target = format!("/etc/plover/{}.toml", self.name);
-        let Files {
-            configs,
-            keys,
-            trusted,
-        } = files;
         let mut text = String::from("written:\n");
-        for (file, host) in configs.iter().chain(keys).zip(self.hosts.iter().cycle()) {
-            let _ = writeln!(text, "  {}, for {host}", file.display());
-        }
-        if !keys.is_empty() {
-            let _ = writeln!(text, "  {}, for all", trusted.display());
+        for (folder, host) in files.folders.iter().zip(&self.hosts) {
+            let (folder, names) = (folder.display(), files.names.join(", "));
+            let _ = writeln!(text, "  {folder}, for {host}: {names}");
         }
         for file in others {
             let _ = writeln!(text, "  {}", file.display());
         }
-        text += "\nnext, as root:\n1. copy each file to its host:\n";
-        let mut copy = |file: &Path, host: &IpAddr, to: &str| {
-            let _ = writeln!(
-                text,
-                "     scp -p {} root@{host}:/etc/plover/{to}",
-                file.display()
-            );
-        };
-        for (me, host) in self.hosts.iter().enumerate() {
-            copy(&configs[me], host, &format!("{}.toml", self.name));
-            if let Some(key) = keys.get(me) {
-                copy(key, host, &format!("{}.key", self.name));
-                copy(trusted, host, &format!("{}.trust", self.name));
+        if is_copied {
+            text += match self.options.plaintext {
+                true => "copied to /etc/plover of each host\n",
+                false => "copied to /etc/plover of each host; the private keys are removed here\n",
+            };
+        }
+        text += "\nnext, as root:\n";
+        let mut steps = Vec::new();
+        if !is_copied {
+            let mut step = String::from("copy each folder's files to its host:\n");
+            for (folder, host) in files.folders.iter().zip(&self.hosts) {
+                let (folder, host) = (folder.display(), in_brackets(host));
+                let _ = writeln!(step, "     scp -p {folder}/* root@{host}:/etc/plover/");
             }
-            for file in others.iter().filter(|file| **file == self.file(ORIGINAL)) {
-                copy(file, host, &format!("{}.{ORIGINAL}", self.name));
+            if !self.options.plaintext {
+                step += "   and remove the folders here: the .key files are each host's secret\n";
+            }
+            steps.push(step);
+        }
+        let tap = |place: usize| tap(&self.options.tap, place);
+        let (mut ports, mut by_hand) = (Vec::new(), String::new());
+        for (place, way) in self.ways.iter().enumerate() {
+            match way {
+                Way::Bridge(bridge) => ports.push(format!("{} a port of {bridge}", tap(place))),
+                Way::ByHand(connect) => {
+                    let tap = tap(place);
+                    let _ = writeln!(
+                        by_hand,
+                        "     ip tuntap add {tap} mode tap user plover && {connect}"
+                    );
+                }
             }
         }
-        if !keys.is_empty() {
-            text += "   and remove the .key files here: each is a host's secret\n";
+        if !by_hand.is_empty() {
+            steps.push(format!(
+                "on each host, make the TAP device and connect it to the clients' network; docs/networks.md keeps it over reboots:\n{by_hand}"
+            ));
         }
-        text += match connects.len() {
-            1 => {
-                "2. on each host, make the TAP device and connect it to the clients' bridge; docs/networks.md keeps it over reboots:\n"
-            }
-            _ => {
-                "2. on each host, make the TAP devices and connect each to its bridge; docs/networks.md keeps them over reboots:\n"
-            }
-        };
-        for (place, connect) in connects.iter().enumerate() {
-            let tap = tap(&self.options.tap, place);
-            let _ = writeln!(
-                text,
-                "     ip tuntap add {tap} mode tap user plover && {connect}"
-            );
-        }
-        let _ = write!(
-            text,
-            "3. {disks}\
-             4. on each host, look as the service's user whether something is missing:\n     \
-             runuser -u plover -- plover check --config {target}\n\
-             5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
-             or, without the package:\n     plover replica --config {target}\n",
+        steps.push(disks.to_owned());
+        steps.push(format!(
+            "on each host, look as the service's user whether something is missing:\n     \
+             runuser -u plover -- plover check --config {target}\n"
+        ));
+        let mut start = format!(
+            "on each host, start the replica{}:\n     systemctl enable --now plover@{}\n   or, without the package:\n",
+            match ports.as_slice() {
+                [] => String::new(),
+                ports => format!("; the service makes {}", ports.join(", and ")),
+            },
             self.name,
         );
+        if !ports.is_empty() {
+            let _ = writeln!(start, "     plover tap --config {target}");
+        }
+        let _ = writeln!(start, "     plover replica --config {target}");
+        steps.push(start);
+        for (number, step) in steps.iter().enumerate() {
+            let _ = write!(text, "{}. {step}", number + 1);
+        }
         text
     }
 }

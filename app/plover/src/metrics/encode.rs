@@ -37,14 +37,9 @@ impl Form {
 }
 
 /// All metrics of these answers.
-pub fn encode(
-    targets: &Arc<Vec<Target>>,
-    answers: Arc<Vec<Answer>>,
-    form: Form,
-) -> Result<String, fmt::Error> {
+pub fn encode(answers: Arc<Vec<Answer>>, form: Form) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(super::PREFIX);
-    let targets = Arc::clone(targets);
-    registry.register_collector(Box::new(Scrape { targets, answers }));
+    registry.register_collector(Box::new(Scrape { answers }));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(match form {
@@ -55,7 +50,6 @@ pub fn encode(
 
 #[derive(Debug)]
 struct Scrape {
-    targets: Arc<Vec<Target>>,
     answers: Arc<Vec<Answer>>,
 }
 
@@ -63,12 +57,11 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for metric in METRICS {
             let samples: Vec<_> = self
-                .targets
+                .answers
                 .iter()
-                .zip(self.answers.iter())
-                .flat_map(|(target, answer)| {
+                .flat_map(|answer| {
                     let samples = metric.from.samples(answer).into_iter();
-                    samples.map(move |sample| (labels(target, &sample), sample))
+                    samples.map(move |sample| (labels(&answer.from, &sample), sample))
                 })
                 .collect();
             if samples.is_empty() {

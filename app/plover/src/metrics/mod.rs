@@ -19,27 +19,25 @@ mod tests;
 
 use crate::http::{self, Page, Request};
 use crate::output;
-use crate::target::{self, Target};
+use crate::target::Targets;
 use answer::Answers;
 use anyhow::Result;
 use encode::Form;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// The beginning of all metrics' names.
 const PREFIX: &str = "plover";
+
+/// The folder of the configurations of a host's replicas.
+const CONFIGURATIONS: &str = "/etc/plover";
 
 const WELCOME: &str = "The metrics of this host's Plover replicas are at /metrics.\n";
 
 /// Answers requests until the process is ended, or cannot listen any more.
 pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
-    let configs = target::configurations(configs)?;
-    let targets = configs
-        .iter()
-        .map(|config| Target::of(config, answer::ANSWER_WITHIN));
-    let targets = Arc::new(targets.collect::<Vec<_>>());
+    let targets = Targets::of(configs, Path::new(CONFIGURATIONS), answer::ANSWER_WITHIN)?;
     let answers = Answers::default();
     http::serve(listen, "metrics are", "/metrics", move |request| {
         page(request, &targets, &answers)
@@ -55,11 +53,11 @@ pub fn list() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn page(request: &Request, targets: &Arc<Vec<Target>>, answers: &Answers) -> Page {
+fn page(request: &Request, targets: &Targets, answers: &Answers) -> Page {
     match request.path_and_query().0 {
         "/metrics" => {
             let form = Form::wanted(request.header("Accept"));
-            match encode::encode(targets, answers.of(targets), form) {
+            match encode::encode(answers.of(targets), form) {
                 Ok(text) => Page::ok(form.content_type(), text),
                 Err(error) => Page::text(500, format!("{error}\n")),
             }

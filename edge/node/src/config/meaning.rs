@@ -47,20 +47,43 @@ impl DiskConfig {
     }
 }
 
+/// This host's devices for one of the guest's NICs.
+#[derive(Clone, Copy, Debug)]
+pub struct Attached<'a> {
+    /// The TAP device.
+    pub tap: &'a str,
+    /// The bridge that the service makes it a port of.
+    pub bridge: Option<&'a str>,
+    /// The device behind that bridge, towards the clients.
+    pub uplink: Option<&'a str>,
+}
+
 impl ReplicaConfig {
+    /// This host's devices for each of the guest's NICs, by the numbers of these.
+    pub fn attached(&self) -> impl Iterator<Item = Attached<'_>> {
+        let first = Attached {
+            tap: &self.net.tap,
+            bridge: self.net.bridge.as_deref(),
+            uplink: self.net.uplink.as_deref(),
+        };
+        let others = self.nic.iter().map(|nic| Attached {
+            tap: &nic.tap,
+            bridge: nic.bridge.as_deref(),
+            uplink: nic.uplink.as_deref(),
+        });
+        std::iter::once(first).chain(others)
+    }
+
     /// The TAP devices, by the numbers of the guest's NICs.
     pub fn taps(&self) -> Vec<&str> {
-        let others = self.nic.iter().map(|nic| &nic.tap);
-        let taps = std::iter::once(&self.net.tap).chain(others);
-        taps.map(String::as_str).collect()
+        self.attached().map(|it| it.tap).collect()
     }
 
     /// The devices that must carry frames for clients to reach the guest here.
     pub(crate) fn net_devices(&self) -> Vec<String> {
-        let others = self.nic.iter().filter_map(|nic| nic.uplink.as_ref());
-        let uplinks = self.net.uplink.iter().chain(others).cloned();
-        let taps = self.taps().into_iter().map(str::to_owned);
-        taps.chain(uplinks).collect()
+        let uplinks = self.attached().filter_map(|it| it.uplink);
+        let devices = self.taps().into_iter().chain(uplinks);
+        devices.map(str::to_owned).collect()
     }
 
     /// The guest as the hypervisor driver wants it.
