@@ -121,13 +121,33 @@ impl End {
 
     /// Queues one record; `false` if the peer's ring has no room for it.
     pub fn write(&mut self, record: &[u8]) -> bool {
+        // A record that is refused must not be sealed: the reader would count on without it.
+        if !self.has_room(record.len() + self.seal.as_ref().map_or(0, |_| TAG_BYTES)) {
+            return false;
+        }
         let (memory, writer) = (&self.port.outbound, &mut self.outbound.writer);
         let copy = |offset, bytes: &[u8]| memory.copy_in(offset, bytes);
         match &mut self.seal {
-            // A record that is refused must not be sealed: the reader would count on without it.
-            Some(_) if !writer.takes(record.len() + TAG_BYTES) => false,
             Some((sealer, _)) => writer.put(sealer.seal(record, writer.tail()), copy),
             None => writer.put(record, copy),
+        }
+    }
+
+    /// Whether the peer's ring has room for so many bytes, once what it has read is released.
+    fn has_room(&mut self, bytes: usize) -> bool {
+        if self.outbound.writer.takes(bytes) {
+            return true;
+        }
+        // Reports are picked up late, since each look is a call: long after the peer has read what they are about.
+        match self.completions() {
+            Ok(()) => {
+                self.outbound.release();
+                self.outbound.writer.takes(bytes)
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                false
+            }
         }
     }
 
