@@ -147,9 +147,12 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        self.inner.end_guest();
-        // Those of disks that were resized, too.
-        let more = lock(&self.inner.more_ends).drain(..).collect::<Vec<_>>();
+        // One whose start was given up may come to its end when another guest has the disks.
+        let more = match self.inner.end_this_guest(self.blocks.life) {
+            // Those of disks that were resized, too.
+            true => lock(&self.inner.more_ends).drain(..).collect::<Vec<_>>(),
+            false => Vec::new(),
+        };
         for end in self.ours.iter().chain(&more) {
             // Wakes the server's thread, which may be waiting for a request.
             let _ = end.shutdown(std::net::Shutdown::Both);

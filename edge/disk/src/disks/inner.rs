@@ -215,6 +215,15 @@ impl Inner {
         life
     }
 
+    /// [`Inner::end_guest`], if this is the guest that has the disks.
+    pub(super) fn end_this_guest(&self, life: u64) -> bool {
+        let next = life + 1;
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let ended = self.life.compare_exchange(life, next, success, failure);
+        self.shut(|_| ());
+        ended.is_ok()
+    }
+
     /// Whether no change is under way, neither of an image nor of the journal. On a disk that hangs there
     /// may be one for as long as it hangs.
     pub(super) fn is_at_rest(&self) -> bool {

@@ -78,6 +78,19 @@ fn a_stage_waits_for_earlier_writes() {
     );
 }
 
+/// A guest whose start was given up keeps its disks until QEMU's program has been loaded.
+#[test]
+fn the_end_of_an_older_guest_leaves_the_disks_to_the_next_one() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let late = disks.attach_to_boot().unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
+    drop(late);
+    write_all(&attachment, 7);
+    attachment.wait_until_written();
+    assert_eq!(contents(&attachment), [7; 24]);
+}
+
 /// Work for a guest that is gone is neither waited for nor carried out.
 #[test]
 fn work_for_a_guest_that_is_no_more_ends() {
