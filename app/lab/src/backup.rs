@@ -35,9 +35,9 @@ use plover_disk::export::{Base, export};
 use plover_disk::import::{NewImage, Source};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -447,13 +447,14 @@ impl Backup {
                 path.display()
             );
         }
-        // All are named at once: a replica that is started meanwhile finds all of them or none.
+        // None is named before all are made: a restore that fails leaves no guest with half of its disks.
         let new: Vec<NewImage> = images
             .iter()
             .map(|(image, path)| {
                 progress.check()?;
                 let new = self.convert(image, path, progress)?;
-                give_to_the_owner_of_its_folder(new.path())?;
+                let owner = owner_of_its_folder(path)?;
+                new.give(owner.uid(), owner.gid())?;
                 Ok(new)
             })
             .collect::<Result<_>>()?;
@@ -497,13 +498,9 @@ impl Backup {
     }
 }
 
-fn give_to_the_owner_of_its_folder(path: &Path) -> Result<()> {
+fn owner_of_its_folder(path: &Path) -> Result<Metadata> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let owner = std::fs::metadata(folder)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600))
-        .with_context(|| format!("cannot change the mode of {}", path.display()))?;
-    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
-        .with_context(|| format!("cannot give {} to the owner of its folder", path.display()))
+    std::fs::metadata(folder).with_context(|| format!("cannot look at {}", folder.display()))
 }
 
 #[cfg(test)]

@@ -8,11 +8,14 @@
 
 use crate::control::Control;
 use crate::lab::Lab;
+use crate::progress::{Interrupted, interruption};
 use crate::status::GroupStatus;
 use anyhow::{Context, Result, bail};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -80,6 +83,10 @@ impl Group for Control {
 pub fn attach(group: &impl Group) -> Result<()> {
     let terminal = isatty(std::io::stdin());
     let mut console = Console::new(group);
+    if terminal {
+        // Whoever ends this process gets the terminal back as it was.
+        console.interrupted = interruption()?;
+    }
     console.connect(FIRST_LEADER_WITHIN)?;
     if terminal {
         eprintln_quietly("[the guest's console; Ctrl-] leaves it]");
@@ -100,6 +107,7 @@ struct Console<'a, G> {
     messages: Receiver<Message>,
     connection: Option<Connection>,
     number: u32,
+    interrupted: Arc<AtomicBool>,
     /// Since when nothing was printed, once the input has ended.
     ended: Option<Instant>,
 }
@@ -118,13 +126,14 @@ impl<'a, G: Group> Console<'a, G> {
             messages,
             connection: None,
             number: 0,
+            interrupted: Arc::default(),
             ended: None,
         }
     }
 
     fn run(&mut self) -> Result<()> {
         let mut output = std::io::stdout();
-        loop {
+        while !self.interrupted.load(Ordering::Relaxed) {
             match self.messages.recv_timeout(LOOK_EVERY) {
                 Ok(Message::Typed(bytes)) => {
                     let written = self.connection.as_mut().map(|c| c.stream.write_all(&bytes));
@@ -147,6 +156,7 @@ impl<'a, G: Group> Console<'a, G> {
                 return Ok(());
             }
         }
+        Err(Interrupted.into())
     }
 
     /// Goes to another replica if the guest has moved there.
@@ -204,6 +214,9 @@ impl<'a, G: Group> Console<'a, G> {
                 });
                 self.connection = Some(Connection { stream, replica });
                 return Ok(());
+            }
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(Interrupted.into());
             }
             if Instant::now() > deadline {
                 match self.group.look() {

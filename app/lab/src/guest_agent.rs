@@ -23,6 +23,9 @@ const IS_BUSY: &str = "has not answered another request yet";
 /// The words of QEMU's agent that refuses a command while file systems are frozen.
 const IS_FROZEN: &str = "has been disabled";
 
+/// Its words that follow where the guest's configuration forbids the command.
+const IS_FORBIDDEN: &str = "not allowed";
+
 /// The agent's answer to `order`. One request is open at a time, and this one waits for its turn.
 fn ask(control: &Control, order: &Value) -> Result<Value> {
     let request = json!({"op": "guest", "order": order});
@@ -191,7 +194,8 @@ pub fn exec(control: &Control, path: &str, args: &[String], within: Duration) ->
 
 fn is_frozen(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<ControlError>();
-    error.is_some_and(|error| refusal(error).contains(IS_FROZEN))
+    let refused = error.map(refusal).unwrap_or_default();
+    refused.contains(IS_FROZEN) && !refused.contains(IS_FORBIDDEN)
 }
 
 fn ended(state: &Value) -> Result<Ended> {

@@ -220,6 +220,7 @@ fn card(report: &mut Report, card: Attached<'_>) {
         tap,
         bridge,
         uplink,
+        ..
     } = card;
     let what = format!("TAP {tap}");
     let is_made = bridge.filter(|_| of_device(tap, "ifindex").is_none());

@@ -107,7 +107,7 @@ pub enum Command {
     },
     /// Make the TAP devices of a replica whose bridges its configuration names (`net.bridge`), as ports of these.
     ///
-    /// The service does it before each start; without the service, root does. One that is there is kept.
+    /// The service does it before each start; without the service, root does. A device that it has not made is left as it is.
     #[command(
         after_help = "Example:\n  plover tap --config /etc/plover/shop-db.toml --user plover"
     )]
@@ -118,7 +118,7 @@ pub enum Command {
         /// The user that the replica runs as, if that is not root.
         #[arg(long)]
         user: Option<String>,
-        /// Remove them instead.
+        /// Remove those that it has made.
         #[arg(long)]
         remove: bool,
     },
@@ -144,9 +144,12 @@ pub enum Command {
     ///
     /// Runs until it is ended, beside the replicas, and asks them anew at each request. A replica that does not
     /// answer within a second is shown with `plover_up 0`.
-    #[command(after_help = "Example:\n  plover metrics --config /etc/plover/shop-db.toml")]
+    #[command(
+        after_help = "Example:\n  plover metrics\n  plover metrics --config /etc/plover/shop-db.toml"
+    )]
     Metrics {
-        /// The configurations of this host's replicas. If none is named: those in /etc/plover, looked for at each request.
+        /// The configurations of this host's replicas. If none is named: those in /etc/plover, looked for at each request, of
+        /// replicas that have been started since the host booted.
         #[arg(long = "config", value_name = "FILE", num_args = 1..)]
         configs: Vec<PathBuf>,
         /// Where to listen. Anybody who reaches this address can read the metrics.

@@ -64,7 +64,8 @@ pub fn run(options: &ExportOptions) -> Result<ExitCode> {
     } else {
         output::print(&xml)?;
     }
-    eprint!("{}", next_steps(&domain, &config, &moves, options.define));
+    let steps = next_steps(&domain, &config, &moves, options.define);
+    tell!("{}", steps.trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -100,8 +101,9 @@ fn next_steps(
          rm -r {}",
         of(&config.paths.state_dir)
     );
-    for tap in config.taps() {
-        text += &format!(" && ip link del {tap}");
+    // The service removes those that it makes.
+    for card in config.attached().filter(|card| card.bridge.is_none()) {
+        text += &format!(" && ip link del {}", card.tap);
     }
     text += "\n4. on the original's host:\n";
     if !is_defined {

@@ -243,8 +243,16 @@ fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
         key("mem_mib", options.mem_mib.into()),
         key("mac", mac.to_string().into()),
     ];
-    let bridge = options.group.bridge.as_deref().unwrap_or("br0");
-    group.ways = vec![Way::Bridge(bridge.to_owned())];
+    group.ways = vec![match &options.group.bridges()[..] {
+        [] => Way::Bridge("br0".into()),
+        [none] if none.is_empty() => Way::ByHand(format!("ip link set {} up", options.group.tap)),
+        [bridge] => Way::Bridge(bridge.clone()),
+        several => bail!(
+            "{} bridges are named with --bridge, and the guest has one network card: name one, and add a [[nic]] to the \
+             configurations for each of the others",
+            several.len()
+        ),
+    }];
     group.disks = vec![vec![
         key("path", disk.to_string_lossy().as_ref().into()),
         key("size_mib", size.into()),

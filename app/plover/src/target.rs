@@ -1,6 +1,6 @@
 //! A replica of this host that is asked again and again, by `plover metrics` and `plover dash`.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use plover_lab::control::{Control, ControlError};
 use plover_node::ReplicaConfig;
 use std::collections::BTreeMap;
@@ -68,22 +68,26 @@ impl Target {
 pub enum Targets {
     /// Those whose configurations were named.
     Named(Vec<Arc<Target>>),
-    /// Those whose configurations are in this folder at the time.
+    /// Those whose configurations are in this folder at the time, and that have run on this host since it booted. (A spare host has
+    /// configurations of replicas that do not run.)
     In(PathBuf, Mutex<BTreeMap<PathBuf, Found>>),
 }
 
 /// A file of the folder.
-#[derive(Debug)]
-pub enum Found {
-    Replica(Arc<Target>),
-    /// It is no replica's configuration, as was told.
-    Other,
+#[derive(Debug, Default)]
+pub struct Found {
+    /// As of the last time that it could be read.
+    replica: Option<Arc<Target>>,
+    /// Why it cannot be read now, as was told.
+    error: Option<String>,
 }
 
 impl Targets {
     /// Those of these configurations, or of all in `folder` if none is named; each is waited for this long.
     pub fn of(configs: &[PathBuf], folder: &Path, within: Duration) -> Result<Self> {
         if configs.is_empty() {
+            std::fs::read_dir(folder)
+                .with_context(|| format!("cannot read the folder {}", folder.display()))?;
             return Ok(Self::In(folder.into(), Mutex::default()));
         }
         let configs = configurations(configs)?;
@@ -101,15 +105,16 @@ impl Targets {
                 let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
                 let mut now = BTreeMap::new();
                 for file in files_of(folder) {
-                    let found = look(&file, known.remove(&file), within);
+                    let before = known.remove(&file).unwrap_or_default();
+                    let found = look(&file, before, within);
                     now.insert(file, found);
                 }
                 *known = now;
-                let targets = known.values().filter_map(|found| match found {
-                    Found::Replica(target) => Some(Arc::clone(target)),
-                    Found::Other => None,
-                });
-                targets.collect()
+                let targets = known.values().filter_map(|found| found.replica.as_ref());
+                targets
+                    .filter(|target| target.run_dir.exists())
+                    .cloned()
+                    .collect()
             }
         }
     }
@@ -126,20 +131,26 @@ fn files_of(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A file of the folder as it is now; `before` is what it was at the last look.
-fn look(file: &Path, before: Option<Found>, within: Duration) -> Found {
-    match (ReplicaConfig::load(file), before) {
-        (Ok(config), before) => {
+/// A file of the folder as it is now; `before` is what it was at the last look. A replica goes on whose file has become wrong.
+fn look(file: &Path, before: Found, within: Duration) -> Found {
+    match ReplicaConfig::load(file) {
+        Ok(config) => {
             let target = Target::of(&config, within);
-            match before {
-                Some(Found::Replica(before)) if before.is_same(&target) => Found::Replica(before),
-                _ => Found::Replica(Arc::new(target)),
+            let same = before.replica.filter(|before| before.is_same(&target));
+            Found {
+                replica: Some(same.unwrap_or_else(|| Arc::new(target))),
+                error: None,
             }
         }
-        (Err(_), Some(Found::Other)) => Found::Other,
-        (Err(error), _) => {
-            tell!("plover: left out: {error}");
-            Found::Other
+        Err(error) => {
+            let error = error.to_string();
+            if before.error.as_ref() != Some(&error) {
+                tell!("plover: {error}");
+            }
+            Found {
+                error: Some(error),
+                ..before
+            }
         }
     }
 }
@@ -165,9 +176,14 @@ mod tests {
         };
         assert!(names().is_empty());
         let example = include_str!("../package/shop-db.toml");
+        let run_dir = |name: &str| folder.path().join(name).display().to_string();
+        let example = example.replace("/run/plover/shop-db", &run_dir("shop-db"));
+        std::fs::create_dir(run_dir("shop-db")).unwrap();
+        std::fs::create_dir(run_dir("mail")).unwrap();
         for (file, text) in [
-            ("shop.toml", example.to_owned()),
+            ("shop.toml", example.clone()),
             ("mail.toml", example.replace("shop-db", "mail")),
+            ("spare.toml", example.replace("shop-db", "spare")),
             ("program.toml", "[program]\n".into()),
             ("shop.key", "no configuration".into()),
         ] {
@@ -176,6 +192,8 @@ mod tests {
         assert_eq!(names(), ["mail", "shop-db"]);
         let (first, second) = (targets.now(within), targets.now(within));
         assert!(Arc::ptr_eq(&first[0], &second[0]), "it knows what it told");
+        std::fs::write(folder.path().join("shop.toml"), "a slip").unwrap();
+        assert_eq!(names(), ["mail", "shop-db"], "its replica runs on");
         std::fs::remove_file(folder.path().join("mail.toml")).unwrap();
         assert_eq!(names(), ["shop-db"]);
     }

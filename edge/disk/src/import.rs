@@ -223,6 +223,8 @@ impl NewImage {
         let cannot = || io_error("cannot create the disk image", &path);
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
+        // The folder may belong to a user who is not the caller.
+        options.custom_flags(libc::O_NOFOLLOW);
         loop {
             let file = options.open(&path).map_err(cannot())?;
             if !making(&file, true) {
@@ -230,8 +232,14 @@ impl NewImage {
             }
             // The process that had it a moment ago may have given it its name.
             let number = |it: std::fs::Metadata| (it.dev(), it.ino());
-            let named = std::fs::metadata(&path).map(number).ok();
+            let named = std::fs::symlink_metadata(&path).map(number).ok();
             if named == file.metadata().map(number).ok() {
+                let is_ours = file
+                    .metadata()
+                    .is_ok_and(|it| it.is_file() && it.nlink() == 1);
+                if !is_ours {
+                    return Err(cannot()(io::ErrorKind::AlreadyExists.into()));
+                }
                 let emptied = file.set_len(0);
                 let emptied =
                     emptied.and_then(|()| file.set_permissions(Permissions::from_mode(0o600)));
@@ -246,9 +254,13 @@ impl NewImage {
         }
     }
 
-    /// Where it is until it is finished.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Gives it to this user and group.
+    ///
+    /// # Errors
+    /// The caller may not.
+    pub fn give(&self, user: u32, group: u32) -> Result<(), DiskError> {
+        let given = std::os::unix::fs::fchown(&self.file, Some(user), Some(group));
+        given.map_err(io_error("cannot give away the disk image", &self.path))
     }
 
     /// Gives it its name, durably.

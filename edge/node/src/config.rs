@@ -362,7 +362,7 @@ pub struct DiskConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetConfig {
-    /// The TAP device (`IFF_TAP`, no packet information) on the clients' network. It must exist, and no other
+    /// The TAP device (`IFF_TAP`, no packet information) on the clients' network. Without `bridge` it must exist. No other
     /// process may use it.
     pub tap: String,
     /// The bridge of this host that leads to the clients, such as `"br0"`. With it, the service makes the TAP device before

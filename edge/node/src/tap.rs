@@ -172,7 +172,8 @@ pub(crate) fn not_attached(name: &str, error: &io::Error) -> String {
              the replica)"
         ),
         _ => format!(
-            "create it with 'ip tuntap add {name} mode tap user plover' (the user that runs the replica)"
+            "create it with 'ip tuntap add {name} mode tap user plover' (the user that runs the replica), or with 'plover tap' if \
+             the configuration names its bridge"
         ),
     };
     format!("cannot attach to the TAP device '{name}': {error}; {advice}")

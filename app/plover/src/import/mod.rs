@@ -127,11 +127,14 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
         );
         return Ok(ExitCode::from(2));
     }
-    if let Some(steps) = files.filter(|_| !options.json) {
+    let Some((steps, copied)) = files else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    if !options.json {
         output::line("")?;
         output::print(steps)?;
     }
-    Ok(ExitCode::SUCCESS)
+    copied.map(|()| ExitCode::SUCCESS)
 }
 
 /// The group of a cloud image. Its disk is as large as the image's, and named after the group, as the image is if nothing else is
@@ -200,13 +203,13 @@ pub fn parse<'t>(text: &'t str, from: &str) -> Result<Document<'t>> {
     })
 }
 
-/// Writes the files. Returns what the operator does next.
+/// Writes the files. Returns what the operator does next, and whether the files were copied, if they were to be.
 fn write(
     options: &ImportOptions,
     domain: &Domain<'_>,
     account: &Account<'_>,
     xml: &str,
-) -> Result<String> {
+) -> Result<(String, Result<()>)> {
     let name = domain.intent.name.clone();
     let mut group = Group::new(&options.group, name, options.group.hosts()?);
     let disks = domain.kept_disks();
@@ -263,13 +266,13 @@ fn write(
         );
     }
     let step = disk_step(domain, &group, &disks, options.hook)?;
-    if options.group.copy {
-        // Whoever sees this error has the files, and does the rest of the steps by hand.
-        copy(&files, &group.hosts).inspect_err(|_| {
-            let _ = output::print(group.next_steps(&files, &others, &step, false));
-        })?;
-    }
-    Ok(done + &group.next_steps(&files, &others, &step, options.group.copy))
+    let copied = match options.group.copy {
+        true => copy(&files, &group.hosts).map(|()| true),
+        false => Ok(false),
+    };
+    let is_copied = copied.as_ref().is_ok_and(|is_copied| *is_copied);
+    let steps = done + &group.next_steps(&files, &others, &step, is_copied);
+    Ok((steps, copied.map(drop)))
 }
 
 /// How each TAP gets to its network.
@@ -298,7 +301,9 @@ fn way(domain: &Domain<'_>, place: usize) -> Way {
             "ip link set {tap} up && ovs-vsctl add-port {bridge} {tap}{vlan}"
         ));
     }
-    if let (Some(bridge), []) = (known, tags.as_slice()) {
+    // What the operator sets on a TAP is gone with it.
+    let is_plain = tags.is_empty() && of("port", "isolated") != Some("yes");
+    if let Some(bridge) = known.filter(|_| is_plain) {
         return Way::Bridge(bridge.into());
     }
     let untagged = if is_trunk { "" } else { " pvid untagged" };
@@ -375,7 +380,7 @@ fn disk_step(
         let (folder, to) = (of(&state), of(&state.join(plover_node::UEFI_VARIABLES)));
         let _ = writeln!(
             step,
-            "     install -d -m 700 -o plover {folder} && qemu-img convert -f {} -O raw {} {to} && chown plover {to}",
+            "     test ! -e {to} && install -d -m 700 -o plover {folder} && qemu-img convert -f {} -O raw {} {to} && chown plover {to}",
             nvram.format,
             of(nvram.source)
         );

@@ -16,11 +16,11 @@ pub fn copy(files: &Files, hosts: &[IpAddr]) -> Result<()> {
     let script = format!(
         "cd /etc/plover || {{ echo 'install the package plover first' >&2; exit 1; }}\n\
          for file in {names}; do test ! -e $file || {{ echo \"/etc/plover/$file is there already\" >&2; exit 1; }}; done\n\
-         exec tar -x --keep-old-files --no-same-owner"
+         exec tar -xf - --keep-old-files --no-same-owner"
     );
     for (folder, host) in files.folders.iter().zip(hosts) {
         let packed = Command::new("tar")
-            .arg("-cC")
+            .args(["-cf", "-", "-C"])
             .arg(folder)
             .args(&files.names)
             .output();
@@ -50,7 +50,7 @@ pub fn put(hosts: &[IpAddr], content: &[u8], path: &Path) -> Result<()> {
     let path = path.display();
     let script = format!(
         "test ! -e '{path}' || {{ echo '{path} is there already' >&2; exit 1; }}\n\
-         exec install -o plover -m 600 /dev/stdin '{path}'"
+         install -o plover -m 600 /dev/stdin '{path}.new' && mv -n '{path}.new' '{path}'"
     );
     for host in hosts {
         give(host, &script, content).with_context(|| format!("{path} is not made on {host}"))?;
@@ -58,10 +58,16 @@ pub fn put(hosts: &[IpAddr], content: &[u8], path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Whether this host has that address.
+fn is_here(host: &IpAddr) -> bool {
+    let version = if host.is_ipv4() { "ipv4" } else { "ipv6" };
+    let binds_any = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
+    binds_any.is_ok_and(|it| it.trim() == "0") && UdpSocket::bind((*host, 0)).is_ok()
+}
+
 /// Runs a script of the shell as root of a host, which may be this one, with this input.
 fn give(host: &IpAddr, script: &str, input: &[u8]) -> Result<()> {
-    let is_here = UdpSocket::bind((*host, 0)).is_ok() && rustix::process::geteuid().is_root();
-    let mut command = match is_here {
+    let mut command = match is_here(host) && rustix::process::geteuid().is_root() {
         true => {
             let mut shell = Command::new("sh");
             shell.arg("-c");

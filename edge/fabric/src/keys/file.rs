@@ -2,6 +2,7 @@
 
 use super::{Holder, KeyError, PrivateKey, PublicKey};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -28,8 +29,11 @@ pub fn trust(path: &Path, holder: Holder, key: PublicKey) -> Result<bool, KeyErr
     };
     let folder = File::open(folder).map_err(failed("open the folder of", path, ""))?;
     // Of two at once, the second one reads what the first has written.
-    let locked = flock(&folder, FlockOperation::LockExclusive);
-    locked.map_err(|error| failed("lock the folder of", path, "")(error.into()))?;
+    match flock(&folder, FlockOperation::LockExclusive) {
+        // A network's file system locks no folder.
+        Ok(()) | Err(Errno::BADF | Errno::NOTSUP | Errno::NOLCK) => {}
+        Err(error) => return Err(failed("lock the folder of", path, "")(error.into())),
+    }
     let old = match read(path, "") {
         Err(KeyError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             TRUST_FILE_BEGINS.into()

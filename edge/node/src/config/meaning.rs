@@ -4,7 +4,7 @@ use super::{DiskConfig, GuestConfig, ReplicaConfig};
 use plover_disk::DiskSpec;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, GroupRecord, Tuning};
-use plover_types::{Micros, PageLayout, ReplicaId};
+use plover_types::{Mac, Micros, PageLayout, ReplicaId};
 use plover_vm::{Boot, DiskDevice, Ends, Identity, NicDevice, QemuConfig};
 
 impl GuestConfig {
@@ -50,6 +50,8 @@ impl DiskConfig {
 /// This host's devices for one of the guest's NICs.
 #[derive(Clone, Copy, Debug)]
 pub struct Attached<'a> {
+    /// The NIC's address.
+    pub mac: Mac,
     /// The TAP device.
     pub tap: &'a str,
     /// The bridge that the service makes it a port of.
@@ -62,11 +64,13 @@ impl ReplicaConfig {
     /// This host's devices for each of the guest's NICs, by the numbers of these.
     pub fn attached(&self) -> impl Iterator<Item = Attached<'_>> {
         let first = Attached {
+            mac: self.guest.mac,
             tap: &self.net.tap,
             bridge: self.net.bridge.as_deref(),
             uplink: self.net.uplink.as_deref(),
         };
         let others = self.nic.iter().map(|nic| Attached {
+            mac: nic.mac,
             tap: &nic.tap,
             bridge: nic.bridge.as_deref(),
             uplink: nic.uplink.as_deref(),
