@@ -8,10 +8,12 @@
 
 use crate::control::Control;
 use crate::lab::Lab;
-use crate::progress::{Interrupted, interruption};
+use crate::progress::Interrupted;
 use crate::status::GroupStatus;
 use anyhow::{Context, Result, bail};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -84,8 +86,15 @@ pub fn attach(group: &impl Group) -> Result<()> {
     let terminal = isatty(std::io::stdin());
     let mut console = Console::new(group);
     if terminal {
-        // Whoever ends this process gets the terminal back as it was.
-        console.interrupted = interruption()?;
+        // Whoever ends this process gets the terminal back as it was, unless it takes a second signal.
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            flag::register_conditional_shutdown(
+                signal,
+                128 + signal,
+                Arc::clone(&console.interrupted),
+            )?;
+            flag::register(signal, Arc::clone(&console.interrupted))?;
+        }
     }
     console.connect(FIRST_LEADER_WITHIN)?;
     if terminal {

@@ -6,6 +6,7 @@ use plover_lab::backup::{self, Backup, Limits, Manifest};
 use plover_lab::control::{Control, ControlError};
 use plover_lab::progress::Progress;
 use plover_node::ReplicaConfig;
+use rustix::fs::OFlags;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -153,7 +154,13 @@ fn make_state_dir(folder: &Path) -> Result<()> {
             .recursive(true)
             .mode(0o700)
             .create(folder)?;
-        give_to_owner_above(folder)
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let flags = flags.bits() as i32;
+        let made = File::options()
+            .read(true)
+            .custom_flags(flags)
+            .open(folder)?;
+        give_to_owner_above(&made, folder)
     };
     make().with_context(|| {
         format!(
@@ -174,15 +181,16 @@ fn write_variables(path: &Path, variables: &[u8]) -> Result<()> {
             .open(path)?;
         file.write_all(variables)?;
         file.sync_all()?;
-        give_to_owner_above(path)
+        give_to_owner_above(&file, path)
     };
     write().with_context(|| format!("cannot write the UEFI variables {}", path.display()))
 }
 
-/// Gives a file or folder to the owner of the folder that it is in.
-fn give_to_owner_above(path: &Path) -> io::Result<()> {
+/// Gives a file or folder to the owner of the folder that it is in, which `path` names. (That owner may have put something else
+/// there by now.)
+fn give_to_owner_above(made: &File, path: &Path) -> io::Result<()> {
     let owner = std::fs::metadata(path.parent().unwrap_or(Path::new(".")))?;
-    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))
+    std::os::unix::fs::fchown(made, Some(owner.uid()), Some(owner.gid()))
 }
 
 fn is_empty(folder: &Path) -> io::Result<bool> {

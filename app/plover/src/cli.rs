@@ -149,7 +149,7 @@ pub enum Command {
     )]
     Metrics {
         /// The configurations of this host's replicas. If none is named: those in /etc/plover, looked for at each request, of
-        /// replicas that have been started since the host booted.
+        /// replicas that have ever been started on this host.
         #[arg(long = "config", value_name = "FILE", num_args = 1..)]
         configs: Vec<PathBuf>,
         /// Where to listen. Anybody who reaches this address can read the metrics.

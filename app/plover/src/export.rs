@@ -82,7 +82,7 @@ fn next_steps(
     let mut text = format!(
         "plover: next, as root:\n\
          1. on every host, end the replica:\n     \
-         systemctl disable --now plover@{group}      # or, without the package: end `plover replica`\n\
+         systemctl disable --now plover@{group}      # or, without the package: end `plover replica`, then `plover tap --config FILE --remove`\n\
          2. here, give libvirt the disks:\n"
     );
     for Move { from, to, disk } in moves {

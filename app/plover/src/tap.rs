@@ -10,21 +10,46 @@ use plover_types::Mac;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// The first byte of a TAP's own address: that of a bridge is the lowest of its ports', and is not to change with them.
-const MAC_BEGINS: u8 = 0xfe;
+/// The first byte of a TAP's own address, where the guest's begins with something else: that of a bridge is the lowest of its
+/// ports', and is not to change with them.
+const MAC_BEGINS: [u8; 2] = [0xfe, 0xfa];
+
+/// Where the kernel shows the network devices.
+const DEVICES: &str = "/sys/class/net";
 
 /// Makes them, for the replica to run as `user`; or removes them.
 pub fn run(config: &Path, user: Option<&str>, remove: bool) -> Result<ExitCode> {
     let config = ReplicaConfig::load(config)?;
     let alias = format!("plover {}", config.group.name);
-    for card in config.attached() {
-        match card.bridge {
-            Some(_) if remove => self::remove(card.tap, &alias)?,
-            Some(bridge) => make(card, bridge, &alias, user.unwrap_or("root"))?,
-            None => {}
+    let kept: Vec<_> = config
+        .attached()
+        .filter(|card| !remove && card.bridge.is_some())
+        .collect();
+    // Also those that an earlier file named.
+    for tap in made_before(&alias) {
+        if !kept.iter().any(|card| card.tap == tap) && !is_in_use(&tap) {
+            ip(&["link", "del", &tap])?;
         }
     }
+    for card in kept {
+        let bridge = card.bridge.unwrap_or_default();
+        make(card, bridge, &alias, user.unwrap_or("root"))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The devices with this alias.
+fn made_before(alias: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| of_device(name, "ifalias").is_some_and(|found| found == alias))
+        .collect()
+}
+
+/// Whether a replica has the TAP, such as one that was started by hand.
+fn is_in_use(tap: &str) -> bool {
+    of_device(tap, "carrier").is_some_and(|carrier| carrier == "1")
 }
 
 /// Makes the TAP a port of `bridge`, which is up.
@@ -38,7 +63,8 @@ fn make(card: Attached<'_>, bridge: &str, alias: &str, user: &str) -> Result<()>
         })?;
         ensure!(
             !found.starts_with("plover ") || found == alias,
-            "the TAP device '{tap}' is another guest's, {}: give `tap` another name",
+            "the TAP device '{tap}' is another guest's, {}: give `tap` another name, or if that guest is no more remove it by \
+             `ip link del {tap}`",
             found.trim_start_matches("plover ")
         );
         ensure!(
@@ -58,10 +84,15 @@ fn make(card: Attached<'_>, bridge: &str, alias: &str, user: &str) -> Result<()>
     if found.is_none() {
         // Without an owner it would be everybody's.
         ip(&["tuntap", "add", tap, "mode", "tap", "user", user])?;
-        ip(&["link", "set", tap, "alias", alias])?;
+        ip(&["link", "set", tap, "alias", alias]).inspect_err(|_| {
+            let _ = ip(&["link", "del", tap]);
+        })?;
     }
     let Mac(mut own) = card.mac;
-    own[0] = MAC_BEGINS;
+    own[0] = match MAC_BEGINS {
+        [first, second] if own[0] == first => second,
+        [first, _] => first,
+    };
     // A bridge's frames are no longer than its ports take.
     let mtu = of_device(bridge, "mtu").unwrap_or_else(|| "1500".into());
     ip(&[
@@ -76,13 +107,6 @@ fn make(card: Attached<'_>, bridge: &str, alias: &str, user: &str) -> Result<()>
     ip(&["link", "set", tap, "master", bridge, "up"])
 }
 
-fn remove(tap: &str, alias: &str) -> Result<()> {
-    match of_device(tap, "ifalias") {
-        Some(found) if found == alias => ip(&["link", "del", tap]),
-        _ => Ok(()),
-    }
-}
-
 /// Whether this host has a bridge of this name.
 pub fn is_bridge(name: &str) -> bool {
     device(name, "bridge").exists()
@@ -95,7 +119,7 @@ pub fn of_device(device: &str, key: &str) -> Option<String> {
 }
 
 fn device(name: &str, key: &str) -> PathBuf {
-    Path::new("/sys/class/net").join(name).join(key)
+    Path::new(DEVICES).join(name).join(key)
 }
 
 /// The number of this user.

@@ -14,6 +14,7 @@ pub struct Target {
     pub guest: String,
     pub replica: String,
     run_dir: PathBuf,
+    state_dir: PathBuf,
     control: Control,
     /// Why it last did not answer.
     silent: Mutex<Option<String>>,
@@ -26,6 +27,7 @@ impl Target {
             guest: config.group.name.clone(),
             replica: config.group.me.to_string(),
             run_dir: config.paths.run_dir.clone(),
+            state_dir: config.paths.state_dir.clone(),
             control: Control::in_run_dir(&config.paths.run_dir).within(within),
             silent: Mutex::default(),
         }
@@ -39,6 +41,11 @@ impl Target {
         let answer = question(&self.control);
         self.tell(answer.as_ref().err().map(ToString::to_string));
         answer
+    }
+
+    /// Whether it has left something: since the host booted, or that outlives it.
+    fn has_run(&self) -> bool {
+        self.run_dir.exists() || self.state_dir.exists()
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -68,8 +75,8 @@ impl Target {
 pub enum Targets {
     /// Those whose configurations were named.
     Named(Vec<Arc<Target>>),
-    /// Those whose configurations are in this folder at the time, and that have run on this host since it booted. (A spare host has
-    /// configurations of replicas that do not run.)
+    /// Those whose configurations are in this folder at the time, and that have ever run on this host. (A spare host has
+    /// configurations of replicas that do not.)
     In(PathBuf, Mutex<BTreeMap<PathBuf, Found>>),
 }
 
@@ -111,10 +118,7 @@ impl Targets {
                 }
                 *known = now;
                 let targets = known.values().filter_map(|found| found.replica.as_ref());
-                targets
-                    .filter(|target| target.run_dir.exists())
-                    .cloned()
-                    .collect()
+                targets.filter(|target| target.has_run()).cloned().collect()
             }
         }
     }
@@ -178,8 +182,9 @@ mod tests {
         let example = include_str!("../package/shop-db.toml");
         let run_dir = |name: &str| folder.path().join(name).display().to_string();
         let example = example.replace("/run/plover/shop-db", &run_dir("shop-db"));
+        let example = example.replace("/var/lib/plover", &run_dir("state"));
         std::fs::create_dir(run_dir("shop-db")).unwrap();
-        std::fs::create_dir(run_dir("mail")).unwrap();
+        std::fs::create_dir_all(run_dir("state/mail")).unwrap();
         for (file, text) in [
             ("shop.toml", example.clone()),
             ("mail.toml", example.replace("shop-db", "mail")),

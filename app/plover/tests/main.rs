@@ -3,3 +3,4 @@
 mod cli;
 mod log;
 mod metrics;
+mod tap;

@@ -224,16 +224,14 @@ impl NewImage {
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
         // The folder may belong to a user who is not the caller.
-        options.custom_flags(libc::O_NOFOLLOW);
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         loop {
             let file = options.open(&path).map_err(cannot())?;
             if !making(&file, true) {
                 return Err(DiskError::InUse(path));
             }
             // The process that had it a moment ago may have given it its name.
-            let number = |it: std::fs::Metadata| (it.dev(), it.ino());
-            let named = std::fs::symlink_metadata(&path).map(number).ok();
-            if named == file.metadata().map(number).ok() {
+            if is_at(&file, &path) {
                 let is_ours = file
                     .metadata()
                     .is_ok_and(|it| it.is_file() && it.nlink() == 1);
@@ -263,11 +261,20 @@ impl NewImage {
         given.map_err(io_error("cannot give away the disk image", &self.path))
     }
 
+    /// Whether what was written under its name is in it.
+    fn is_whole(&self) -> Result<(), DiskError> {
+        match is_at(&self.file, &self.path) {
+            true => Ok(()),
+            false => Err(DiskError::InUse(self.path.clone())),
+        }
+    }
+
     /// Gives it its name, durably.
     ///
     /// # Errors
     /// There is a file of that name, which is left alone; or the folder cannot be written, and none is left.
     pub fn finish(mut self) -> Result<(), DiskError> {
+        self.is_whole()?;
         let named = self.name();
         named.map_err(io_error("cannot write the disk image", &self.to))
     }
@@ -303,6 +310,14 @@ impl Drop for NewImage {
         // A child that another thread is just starting has a copy of the descriptor.
         making(&self.file, false);
     }
+}
+
+/// Whether this file has that name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let number = |it: std::fs::Metadata| (it.dev(), it.ino());
+    let named = std::fs::symlink_metadata(path).map(number);
+    let opened = file.metadata().map(number);
+    matches!((named, opened), (Ok(named), Ok(opened)) if named == opened)
 }
 
 /// `qemu-img` with these arguments, for an image that may be hostile. It reads its folder and those `beside`, and writes at

@@ -130,9 +130,10 @@ pub fn run(options: &ImportOptions) -> Result<ExitCode> {
     let Some((steps, copied)) = files else {
         return Ok(ExitCode::SUCCESS);
     };
-    if !options.json {
-        output::line("")?;
-        output::print(steps)?;
+    match options.json {
+        false => output::print(format_args!("\n{steps}"))?,
+        true if copied.is_err() => tell!("{}", steps.trim_end()),
+        true => {}
     }
     copied.map(|()| ExitCode::SUCCESS)
 }
@@ -302,7 +303,9 @@ fn way(domain: &Domain<'_>, place: usize) -> Way {
         ));
     }
     // What the operator sets on a TAP is gone with it.
-    let is_plain = tags.is_empty() && of("port", "isolated") != Some("yes");
+    let is_isolated = of("port", "isolated") == Some("yes");
+    let is_limited = nic.is_some_and(|nic| child(nic, "bandwidth").is_some());
+    let is_plain = tags.is_empty() && !is_isolated && !is_limited;
     if let Some(bridge) = known.filter(|_| is_plain) {
         return Way::Bridge(bridge.into());
     }
@@ -311,7 +314,13 @@ fn way(domain: &Domain<'_>, place: usize) -> Way {
         .iter()
         .map(|id| format!(" && bridge vlan add dev {tap} vid {id}{untagged}"));
     let vlans: String = vlans.collect();
-    Way::ByHand(format!("ip link set {tap} master {bridge} up{vlans}"))
+    let isolated = match is_isolated {
+        true => format!(" && bridge link set dev {tap} isolated on"),
+        false => String::new(),
+    };
+    Way::ByHand(format!(
+        "ip link set {tap} master {bridge} up{vlans}{isolated}"
+    ))
 }
 
 /// The step that ends the original and takes its disks.
@@ -380,7 +389,7 @@ fn disk_step(
         let (folder, to) = (of(&state), of(&state.join(plover_node::UEFI_VARIABLES)));
         let _ = writeln!(
             step,
-            "     test ! -e {to} && install -d -m 700 -o plover {folder} && qemu-img convert -f {} -O raw {} {to} && chown plover {to}",
+            "     test ! -e {to} && install -d -m 700 -o plover {folder} && qemu-img convert -f {} -O raw {} {to}.new && chown plover {to}.new && mv -n {to}.new {to}",
             nvram.format,
             of(nvram.source)
         );

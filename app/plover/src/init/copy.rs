@@ -3,7 +3,7 @@
 use super::group::Files;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -50,7 +50,8 @@ pub fn put(hosts: &[IpAddr], content: &[u8], path: &Path) -> Result<()> {
     let path = path.display();
     let script = format!(
         "test ! -e '{path}' || {{ echo '{path} is there already' >&2; exit 1; }}\n\
-         install -o plover -m 600 /dev/stdin '{path}.new' && mv -n '{path}.new' '{path}'"
+         install -T -o plover -m 600 /dev/stdin '{path}.new' && test $(stat -c %s '{path}.new') = {} && mv -nT '{path}.new' '{path}'",
+        content.len()
     );
     for host in hosts {
         give(host, &script, content).with_context(|| format!("{path} is not made on {host}"))?;
@@ -60,9 +61,11 @@ pub fn put(hosts: &[IpAddr], content: &[u8], path: &Path) -> Result<()> {
 
 /// Whether this host has that address.
 fn is_here(host: &IpAddr) -> bool {
-    let version = if host.is_ipv4() { "ipv4" } else { "ipv6" };
-    let binds_any = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
-    binds_any.is_ok_and(|it| it.trim() == "0") && UdpSocket::bind((*host, 0)).is_ok()
+    let asked = Command::new("ip")
+        .args(["-o", "addr", "show", "to"])
+        .arg(host.to_string())
+        .output();
+    asked.is_ok_and(|shown| shown.status.success() && !shown.stdout.is_empty())
 }
 
 /// Runs a script of the shell as root of a host, which may be this one, with this input.

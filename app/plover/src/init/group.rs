@@ -29,8 +29,8 @@ pub struct GroupOptions {
     #[arg(long, default_value = "guest0")]
     pub tap: String,
     /// The bridge of each host that leads to the clients, of which the service makes the TAP device a port; br0 if it is not
-    /// named, and no domain names another. Of a guest with several network cards, one for each: br0,br1. An empty one ('') means
-    /// that the TAP device is made by hand.
+    /// named, and no domain names another. Of a guest with several network cards, one for each: br0,br1. With `plover init` an
+    /// empty one ('') means that the TAP device is made by hand.
     #[arg(long, value_name = "BRIDGE")]
     pub bridge: Option<String>,
     /// The hosts' device towards the clients, such as eth0. A leader that loses it hands the guest over.

@@ -120,35 +120,30 @@ impl End {
     }
 
     /// Queues one record; `false` if the peer's ring has no room for it.
-    pub fn write(&mut self, record: &[u8]) -> bool {
+    pub fn write(&mut self, record: &[u8]) -> Result<bool, NativeError> {
         // A record that is refused must not be sealed: the reader would count on without it.
-        if !self.has_room(record.len() + self.seal.as_ref().map_or(0, |_| TAG_BYTES)) {
-            return false;
+        if !self.has_room(record.len() + self.seal.as_ref().map_or(0, |_| TAG_BYTES))? {
+            return Ok(false);
         }
         let (memory, writer) = (&self.port.outbound, &mut self.outbound.writer);
         let copy = |offset, bytes: &[u8]| memory.copy_in(offset, bytes);
-        match &mut self.seal {
+        Ok(match &mut self.seal {
             Some((sealer, _)) => writer.put(sealer.seal(record, writer.tail()), copy),
             None => writer.put(record, copy),
-        }
+        })
     }
 
     /// Whether the peer's ring has room for so many bytes, once what it has read is released.
-    fn has_room(&mut self, bytes: usize) -> bool {
-        if self.outbound.writer.takes(bytes) {
-            return true;
+    fn has_room(&mut self, bytes: usize) -> Result<bool, NativeError> {
+        if self.outbound.writer.fits(bytes) {
+            return Ok(true);
         }
-        // Reports are picked up late, since each look is a call: long after the peer has read what they are about.
-        match self.completions() {
-            Ok(()) => {
-                self.outbound.release();
-                self.outbound.writer.takes(bytes)
-            }
-            Err(error) => {
-                self.failed = Some(error);
-                false
-            }
-        }
+        // Reports are picked up late, since each look is a call: long after the peer has read what they are about. Its credit
+        // may have come as well.
+        self.drain()?;
+        self.completions()?;
+        self.outbound.release();
+        Ok(self.outbound.writer.takes(bytes))
     }
 
     /// Posts what was queued, as far as the provider takes it.

@@ -191,7 +191,7 @@ impl Transport for Ofi {
         lane: Lane,
         record: &[u8],
     ) -> Result<bool, Loss> {
-        Ok(up.ends[lane.index()].write(record))
+        Ok(up.ends[lane.index()].write(record)?)
     }
 
     fn extra_bytes(&self) -> usize {

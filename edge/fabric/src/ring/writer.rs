@@ -57,15 +57,20 @@ impl RingWriter {
         self.head
     }
 
-    /// Whether there is room for a payload of so many bytes. If not, the record counts as refused.
+    /// Whether there is room for a payload of so many bytes.
+    #[must_use]
+    pub fn fits(&self, payload_bytes: usize) -> bool {
+        record_bytes(payload_bytes) <= self.free()
+    }
+
+    /// [`RingWriter::fits`]; if not, the record counts as refused.
     #[must_use]
     pub fn takes(&mut self, payload_bytes: usize) -> bool {
-        let total = record_bytes(payload_bytes);
-        if total > self.free() {
-            self.refused = self.refused.max(Some(total));
-            return false;
+        let fits = self.fits(payload_bytes);
+        if !fits {
+            self.refused = self.refused.max(Some(record_bytes(payload_bytes)));
         }
-        true
+        fits
     }
 
     /// Puts one record at the tail: calls `write(offset, bytes)` for each run of bytes, in
