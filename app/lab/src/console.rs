@@ -86,7 +86,7 @@ pub fn attach(group: &impl Group) -> Result<()> {
     let terminal = isatty(std::io::stdin());
     let mut console = Console::new(group);
     if terminal {
-        // Whoever ends this process gets the terminal back as it was, unless it takes a second signal.
+        // A signal ends the loop, so that the terminal is as before; a second one ends the process at once.
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             flag::register_conditional_shutdown(
                 signal,

@@ -231,44 +231,38 @@ fn card(report: &mut Report, card: Attached<'_>) {
     });
     let make =
         format!("ip tuntap add {tap} mode tap user plover && ip link set {tap} master BRIDGE up");
-    match flags {
-        None if !Path::new(TUN).exists() => report.add(
+    match (flags, is_made) {
+        (None, _) if !Path::new(TUN).exists() => report.add(
             what,
             Verdict::Missing,
             "this kernel has no TAP devices: run `modprobe tun`",
         ),
-        None if is_made.is_some_and(|bridge| !is_bridge(bridge)) => report.add(
+        (None, Some(bridge)) if !is_bridge(bridge) => report.add(
             what,
             Verdict::Missing,
-            format!(
-                "there is no bridge {} to make it a port of: see docs/networks.md",
-                is_made.unwrap_or_default()
-            ),
+            format!("there is no bridge {bridge} to make it a port of: see docs/networks.md"),
         ),
-        None if is_made.is_some() => report.add(
+        (None, Some(bridge)) => report.add(
             what,
             Verdict::Good,
-            format!(
-                "the service makes it, a port of {}",
-                is_made.unwrap_or_default()
-            ),
+            format!("the service makes it, a port of {bridge}"),
         ),
-        None if told("ifindex").is_some() => report.add(
+        (None, None) if told("ifindex").is_some() => report.add(
             what,
             Verdict::Missing,
             format!("there is a device of this name that is no TAP; take another one: {make}"),
         ),
-        None => report.add(what, Verdict::Missing, format!("there is none: {make}")),
-        Some(flags) if flags & TAP_FLAGS != TAP_FLAGS => report.add(
+        (None, None) => report.add(what, Verdict::Missing, format!("there is none: {make}")),
+        (Some(flags), _) if flags & TAP_FLAGS != TAP_FLAGS => report.add(
             what,
             Verdict::Missing,
             "it is a TUN device, or adds packet information: make it with `ip tuntap add mode tap`",
         ),
-        Some(_) if told("flags").is_some_and(|flags| !is_up(&flags)) => {
+        (Some(_), _) if told("flags").is_some_and(|flags| !is_up(&flags)) => {
             let found = format!("it is down: ip link set {tap} up");
             report.add(what, Verdict::Missing, found);
         }
-        Some(_) => match bridge_of(tap) {
+        (Some(_), _) => match bridge_of(tap) {
             Some(bridge) => report.add(what, Verdict::Good, format!("a port of {bridge}")),
             None => report.add(
                 what,

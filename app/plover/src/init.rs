@@ -362,7 +362,7 @@ mod tests {
             let key = folder.join("shop.key");
             Keys::load(&key, &trusted, ReplicaId(me), ids).unwrap();
         }
-        // What is in the way is named, and all that is left.
+        // The error names the file in the way, and no other file is left.
         let is_left = |file: &str| dir.join(file).exists();
         std::fs::remove_dir_all(dir.join("shop-0")).unwrap();
         let error = run(&options(&words)).unwrap_err();

@@ -23,16 +23,16 @@ pub fn run(config: &Path, user: Option<&str>, remove: bool) -> Result<ExitCode> 
     let alias = format!("plover {}", config.group.name);
     let kept: Vec<_> = config
         .attached()
-        .filter(|card| !remove && card.bridge.is_some())
+        .filter(|_| !remove)
+        .filter_map(|card| Some((card, card.bridge?)))
         .collect();
     // Also those that an earlier file named.
     for tap in made_before(&alias) {
-        if !kept.iter().any(|card| card.tap == tap) && !is_in_use(&tap) {
+        if !kept.iter().any(|(card, _)| card.tap == tap) && !is_in_use(&tap) {
             ip(&["link", "del", &tap])?;
         }
     }
-    for card in kept {
-        let bridge = card.bridge.unwrap_or_default();
+    for (card, bridge) in kept {
         make(card, bridge, &alias, user.unwrap_or("root"))?;
     }
     Ok(ExitCode::SUCCESS)

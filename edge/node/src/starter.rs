@@ -24,7 +24,7 @@ pub(crate) struct Starter<O, T> {
 
 type Wanted = Arc<AtomicBool>;
 
-/// What came of an order.
+/// The outcome of an order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome<T> {
     Wanted(T),

@@ -302,7 +302,7 @@ fn way(domain: &Domain<'_>, place: usize) -> Way {
             "ip link set {tap} up && ovs-vsctl add-port {bridge} {tap}{vlan}"
         ));
     }
-    // What the operator sets on a TAP is gone with it.
+    // The service makes its TAP anew at each start, without an isolation or a limit that was set on it.
     let is_isolated = of("port", "isolated") == Some("yes");
     let is_limited = nic.is_some_and(|nic| child(nic, "bandwidth").is_some());
     let is_plain = tags.is_empty() && !is_isolated && !is_limited;

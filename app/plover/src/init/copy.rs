@@ -93,7 +93,7 @@ fn give(host: &IpAddr, script: &str, input: &[u8]) -> Result<()> {
         .spawn()
         .with_context(|| format!("cannot run {program}"))?;
     let written = child.stdin.take().map(|mut to| to.write_all(input));
-    // What ssh asks for, it asks at the terminal.
+    // ssh asks for passwords at the terminal, and not here.
     let ended = child.wait_with_output()?;
     ensure!(
         ended.status.success(),

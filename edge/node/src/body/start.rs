@@ -45,7 +45,7 @@ pub(super) struct Starting {
     waits_for: WaitsFor,
 }
 
-/// What a start waits for.
+/// The part of a start that is waited for.
 #[derive(Clone, Copy)]
 enum WaitsFor {
     /// The disks; and why it starts.
