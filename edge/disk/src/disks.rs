@@ -32,6 +32,9 @@ const MANY_BLOCKS: u32 = 4096;
 /// Blocks of a full copy between two orders to write them out: 64 MiB.
 const COPY_FLUSH_BLOCKS: u32 = 16_384;
 
+/// A replica that has taken part before begins to vote after this time, although its disks are not open.
+const OPEN_WITHIN: Duration = Duration::from_secs(5);
+
 /// One disk, as the configuration names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
@@ -71,15 +74,19 @@ struct Open {
 }
 
 impl Disks {
-    /// Opens the images and the journal, and completes a syncvm that a crash has interrupted.
+    /// Opens the images and the journal.
     ///
-    /// If there is a journal, this replica has taken part before. If only its images cannot be used, it
+    /// If there is a journal, this replica has taken part before. If only its images cannot be used, or do not answer, it
     /// can still vote: the disks are opened when they are needed, and until then [`Disks::failure`] says
     /// what is wrong.
     ///
     /// # Errors
     /// An image or the journal cannot be used; the text says which one and what to do.
     pub fn open(specs: &[DiskSpec], journal: &Path) -> Result<Self, DiskError> {
+        Self::open_within(specs, journal, OPEN_WITHIN)
+    }
+
+    fn open_within(specs: &[DiskSpec], journal: &Path, limit: Duration) -> Result<Self, DiskError> {
         let health = Health::new()
             .map_err(|error| DiskError::Failed(format!("making an eventfd: {error}")))?;
         let mut disks = Self {
@@ -93,7 +100,11 @@ impl Disks {
             staged: false,
         };
         let before = Journal::blocks_at(journal);
-        match (Open::new(specs, journal, &disks.health), before) {
+        let opened = match before {
+            None => Open::new(specs, journal, &disks.health),
+            Some(_) => disks.open_on_a_thread(limit),
+        };
+        match (opened, before) {
             (Ok(open), _) => {
                 disks.blocks = open.inner.blocks;
                 disks.open = Some(open);
@@ -109,6 +120,22 @@ impl Disks {
             (Err(error), _) => return Err(error),
         }
         Ok(disks)
+    }
+
+    /// What is opened after this time is closed again.
+    fn open_on_a_thread(&self, limit: Duration) -> Result<Open, DiskError> {
+        let (specs, journal, health) = (
+            self.specs.clone(),
+            self.journal.clone(),
+            Arc::clone(&self.health),
+        );
+        let (outcome, opened) = channel();
+        std::thread::Builder::new()
+            .name("open".into())
+            .spawn(move || outcome.send(Open::new(&specs, &journal, &health)))
+            .map_err(|error| DiskError::Failed(format!("starting a thread: {error}")))?;
+        let hangs = |_| Err(DiskError::Hangs(self.hangs(limit)));
+        opened.recv_timeout(limit).unwrap_or_else(hangs)
     }
 
     /// Blocks of all writable disks.

@@ -155,7 +155,7 @@ impl Disks {
         (waits >= HANGS_AFTER).then(|| self.hangs(waits))
     }
 
-    fn hangs(&self, waits: Duration) -> String {
+    pub(super) fn hangs(&self, waits: Duration) -> String {
         let image = self.open.as_ref().and_then(|open| open.inner.hangs());
         image.unwrap_or_else(|| {
             format!(

@@ -62,7 +62,7 @@ pub(crate) fn cannot(what: &str, image: &Image, error: &io::Error) -> String {
 }
 
 impl Inner {
-    /// Opens the images and the journal, and completes a syncvm that a crash has interrupted.
+    /// Opens the images and the journal. [`Inner::recover`] follows before a guest gets them.
     pub(super) fn open(
         specs: &[DiskSpec],
         journal: &Path,
@@ -85,7 +85,7 @@ impl Inner {
         }
         let path = journal.to_path_buf();
         let journal = Journal::open(journal, blocks)?;
-        let inner = Self {
+        Ok(Self {
             images,
             regions,
             blocks,
@@ -102,9 +102,7 @@ impl Inner {
             failure: Mutex::new(None),
             health: Arc::clone(health),
             more_ends: Mutex::default(),
-        };
-        inner.recover()?;
-        Ok(inner)
+        })
     }
 
     /// The image of `block`, and the byte where the block begins. Asserts that there is one.

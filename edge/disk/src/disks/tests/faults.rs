@@ -217,3 +217,28 @@ fn an_image_that_cannot_be_made_is_not_left() {
     std::fs::remove_file(&image).unwrap();
     assert!(!scratch.open().is_whole());
 }
+
+/// The read-only image is a pipe that nobody writes to: whoever opens it waits.
+#[test]
+fn a_replica_whose_disk_hangs_at_its_start_votes_without_it() {
+    let scratch = Scratch::new();
+    drop(scratch.open());
+    let (specs, journal) = (scratch.specs(), scratch.dir.path().join("journal"));
+    let hung = &specs.iter().find(|spec| spec.read_only).unwrap().path;
+    let kept = hung.with_extension("kept");
+    std::fs::rename(hung, &kept).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, hung, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let mut disks = Disks::open_within(&specs, &journal, Duration::from_millis(20)).unwrap();
+    assert_eq!(disks.blocks(), BLOCKS);
+    let why = disks.failure().unwrap();
+    assert!(why.contains("have not answered"), "{why}");
+    // It answers again.
+    drop(File::options().write(true).open(hung).unwrap());
+    std::fs::rename(&kept, hung).unwrap();
+    while let Err(error) = disks.attach_to_boot() {
+        // What was opened late is still held.
+        assert!(matches!(error, DiskError::InUse(_)), "{error}");
+    }
+    assert_eq!(disks.failure(), None);
+}
