@@ -146,9 +146,11 @@ impl Body {
         let Some(fabric) = &mut self.fabric else {
             return;
         };
-        let may_wait = lane == Lane::Bulk && payload == Payload::Digests;
+        let may_wait = lane == Lane::Bulk;
         if may_wait && self.unsent.waits(to) {
-            self.unsent.push(to, bytes);
+            if !self.unsent.push(to, payload, bytes) {
+                tracing::debug!(%to, "too many messages wait for room, and one is lost");
+            }
             return;
         }
         let packed = self.packer.pack(to, lane, payload, bytes);
@@ -157,7 +159,7 @@ impl Body {
             Err(error) => {
                 self.packer.not_sent(to, lane);
                 let waits = may_wait && matches!(error, WriteError::Full(_));
-                if !waits || !self.unsent.push(to, bytes) {
+                if !waits || !self.unsent.push(to, payload, bytes) {
                     // The core repeats messages that matter. A lost bulk message ends its sync.
                     tracing::debug!(%to, ?lane, %error, "a message was not sent");
                 }
@@ -170,8 +172,8 @@ impl Body {
         let Some(fabric) = &mut self.fabric else {
             return;
         };
-        while let Some(record) = self.unsent.first(to) {
-            let packed = self.packer.pack(to, Lane::Bulk, Payload::Digests, record);
+        while let Some((payload, record)) = self.unsent.first(to) {
+            let packed = self.packer.pack(to, Lane::Bulk, payload, record);
             match fabric.write(to, Lane::Bulk, packed) {
                 Ok(()) => self.packer.was_sent(),
                 Err(WriteError::Full(_)) => return self.packer.not_sent(to, Lane::Bulk),

@@ -1,16 +1,17 @@
-//! Lists of pages and their hashes that have found no room on their link.
+//! Bulk records that have found no room on their link.
 //!
-//! Nothing repeats them, and they come without a window: one of a guest that has written many pages is longer than the ring.
-//! So what is left of it waits here, in its order, and goes when there is room again.
+//! Nothing repeats them. Lists of pages and their hashes come without a window: one of a guest that has written many pages is
+//! longer than the ring. And a fabric that reports late what the peer has read has no room even within a window. So what is
+//! left waits here, in its order, and goes when there is room again.
 
-use plover_types::ReplicaId;
+use plover_types::{Payload, ReplicaId};
 use std::collections::{BTreeMap, VecDeque};
 
 /// For each page, in each of two lists: one that was given up may still wait when the next one comes.
 const BYTES_PER_PAGE: usize = 2 * 16;
 
-/// Room for the records of small guests.
-const BYTES_MIN: usize = 1 << 20;
+/// For contents: the windows of a syncvm and of a copy, 24 chunks of 128 KiB each, and for state of devices and small guests.
+const BYTES_MIN: usize = 8 << 20;
 
 #[derive(Debug)]
 pub(super) struct Unsent {
@@ -20,7 +21,7 @@ pub(super) struct Unsent {
 
 #[derive(Debug, Default)]
 struct Records {
-    records: VecDeque<Vec<u8>>,
+    records: VecDeque<(Payload, Vec<u8>)>,
     bytes: usize,
 }
 
@@ -39,26 +40,27 @@ impl Unsent {
     }
 
     /// A record waits. False if there are too many, and it is lost.
-    pub(super) fn push(&mut self, to: ReplicaId, record: &[u8]) -> bool {
+    pub(super) fn push(&mut self, to: ReplicaId, payload: Payload, record: &[u8]) -> bool {
         let waiting = self.of.entry(to).or_default();
         let has_room = waiting.bytes + record.len() <= self.bytes_max;
         if has_room {
             waiting.bytes += record.len();
-            waiting.records.push_back(record.to_vec());
+            waiting.records.push_back((payload, record.to_vec()));
         }
         has_room
     }
 
     /// The first one that waits for this peer.
-    pub(super) fn first(&self, to: ReplicaId) -> Option<&[u8]> {
-        self.of.get(&to)?.records.front().map(Vec::as_slice)
+    pub(super) fn first(&self, to: ReplicaId) -> Option<(Payload, &[u8])> {
+        let (payload, record) = self.of.get(&to)?.records.front()?;
+        Some((*payload, record))
     }
 
     /// It was sent, or cannot be.
     pub(super) fn is_done(&mut self, to: ReplicaId) {
         if let Some(waiting) = self.of.get_mut(&to) {
             let first = waiting.records.pop_front();
-            waiting.bytes -= first.map_or(0, |first| first.len());
+            waiting.bytes -= first.map_or(0, |(_, record)| record.len());
         }
     }
 
@@ -77,15 +79,20 @@ mod tests {
         let (one, other) = (ReplicaId(1), ReplicaId(2));
         let mut unsent = Unsent::new(0);
         let record = vec![7; 64 << 10];
-        let taken = (0..100).take_while(|_| unsent.push(one, &record)).count();
+        let mut push = |to, payload, record: &[u8]| unsent.push(to, payload, record);
+        let taken = (0..1000)
+            .take_while(|_| push(one, Payload::Digests, &record))
+            .count();
         assert_eq!(taken, BYTES_MIN / record.len());
-        assert!(unsent.push(other, &[1]) && unsent.push(other, &[2]));
-        let mut sent = Vec::new();
-        while let Some(first) = unsent.first(other) {
-            sent.extend_from_slice(first);
+        let records = [(Payload::Pages, [1]), (Payload::Digests, [2])];
+        for (payload, record) in &records {
+            assert!(push(other, *payload, record));
+        }
+        for (payload, record) in &records {
+            assert_eq!(unsent.first(other), Some((*payload, &record[..])));
             unsent.is_done(other);
         }
-        assert_eq!((sent, unsent.waits(other)), (vec![1, 2], false));
+        assert!(!unsent.waits(other));
         unsent.forget(one);
         assert!(!unsent.waits(one));
     }
