@@ -26,6 +26,9 @@ const GUESTS: [&str; 7] = [
 /// of the CPUs' time.
 const SIMULATIONS: [&str; 2] = ["model", "simulation"];
 
+/// The tests of the program itself: with them cargo builds the program, which others start.
+const PROGRAM: &str = "command";
+
 /// Runs all tests, or those that the arguments of `cargo test` name.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     packages::ensure(&[LAB, GUEST, BENCH, FLEET, FSCK, IMAGES, PROGRAMS, UEFI])?;
@@ -41,7 +44,9 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         let tests = Cargo::new("test").args(["--no-fail-fast"]).args(arguments);
         built && failures.watch(tests)?
     } else {
-        failures.watch(Workspace::new()?.tests()?.args(arguments))?
+        let workspace = Workspace::new()?;
+        let program = workspace.tests()?.args(["--no-run", "--test", PROGRAM]);
+        program.succeeds()? && failures.watch(workspace.tests()?.args(arguments))?
     };
     if passed {
         return Ok(ExitCode::SUCCESS);
@@ -138,9 +143,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn simulations_are_targets() {
+    fn simulations_and_the_programs_tests_are_targets() {
         let all = test_targets().unwrap();
-        for name in SIMULATIONS {
+        for name in SIMULATIONS.into_iter().chain([PROGRAM]) {
             assert!(all.contains(name), "no test has the name {name}: {all:?}");
         }
     }
