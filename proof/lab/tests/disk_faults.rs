@@ -163,7 +163,8 @@ fn hang_a_joiners_journal(lab: &mut Experiment, freezer: &Freezer, hung: u8) -> 
     std::os::unix::fs::symlink(here, &journal)?;
     freezer.freeze()?;
     lab.restart(hung)?;
-    wait_for_trouble(lab, hung, "have not answered")?;
+    // The journal, or the image: a syncvm that its death has interrupted is completed there first.
+    wait_for_trouble(lab, hung, "not answered for")?;
     // Nobody else is left to vote with the leader.
     let (killed, at) = lab.strike(Fault::Kill, &role("secondary"))?;
     lab.wait_for_answers(at)?;
