@@ -107,10 +107,11 @@ impl Source for ToldLog {
 }
 
 /// Prints the logs, merged by the time at the beginning of their lines: at first at most the last `lines` of all. If
-/// there are several logs, each line starts with its replica. With `follow` this goes on for ever.
+/// there are several logs, each line starts with its replica. With `follow` this goes on for ever, also while a replica does
+/// not answer.
 ///
 /// # Errors
-/// No log can be read, or `output` cannot be written.
+/// The only log cannot be read at first, or `output` cannot be written.
 pub fn print<S: Source>(
     sources: &mut [S],
     follow: bool,
@@ -118,6 +119,7 @@ pub fn print<S: Source>(
     output: &mut impl Write,
 ) -> Result<()> {
     let named = sources.len() > 1;
+    let mut begun = false;
     let mut silent: Vec<Option<String>> = vec![None; sources.len()];
     let mut at_most = lines;
     loop {
@@ -128,7 +130,7 @@ pub fn print<S: Source>(
                     *silent = None;
                     taken.push((source.id(), lines));
                 }
-                Err(error) if !named => return Err(error),
+                Err(error) if !named && !begun => return Err(error),
                 Err(error) => {
                     let why = error.to_string();
                     if silent.as_ref() != Some(&why) {
@@ -147,6 +149,7 @@ pub fn print<S: Source>(
             writeln!(output, "{line}")?;
         }
         output.flush()?;
+        begun = true;
         if !follow {
             return Ok(());
         }
@@ -240,6 +243,30 @@ mod tests {
         let text = printed(&mut sources, None).unwrap();
         assert!(text.contains("r1 | [no log: it is down]"), "{text}");
         assert!(printed(&mut [silent()], None).is_err(), "there is no other");
+    }
+
+    #[test]
+    fn one_that_is_followed_is_followed_over_its_silence() {
+        /// Full once it has the words.
+        struct Until(&'static str, Vec<u8>);
+        impl Write for Until {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.1.extend_from_slice(bytes);
+                if String::from_utf8_lossy(&self.1).contains(self.0) {
+                    return Err(std::io::ErrorKind::StorageFull.into());
+                }
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let (before, after) = (vec![at(1, "before")], vec![at(9, "after")]);
+        let mut source = [Fixed(1, vec![Ok(before), Err("it restarts"), Ok(after)])];
+        let mut out = Until("after", Vec::new());
+        print(&mut source, true, None, &mut out).unwrap_err();
+        let text = String::from_utf8(out.1).unwrap();
+        assert!(text.contains("r1 | [no log: it restarts]"), "{text}");
     }
 
     #[test]

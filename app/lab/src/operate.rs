@@ -14,6 +14,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often it is looked at while a host is replaced: a copy takes seconds or minutes.
 const LOOK_OFTEN: Duration = Duration::from_millis(300);
 
+/// How often it is looked at what holds a role: one that moves at once is not worth a word.
+const HOLDS_AFTER: Duration = Duration::from_secs(2);
+
 /// How long a switchover may take. The replica that leads gives one up after 5 s.
 const SWITCHED_WITHIN: Duration = Duration::from_secs(8);
 
@@ -71,17 +74,28 @@ pub fn switch_over(control: &Control, to: Option<u8>) -> Result<Switched> {
     }
 }
 
-/// Drains the host of the replica behind `control`, and waits for so long until it has no role that matters.
+/// Drains the host of the replica behind `control`, and waits for so long until it has no role that matters. `say` is told
+/// what holds it.
 ///
 /// # Errors
 /// It still has one: the error says what holds it. The host stays drained, and the role moves when it can.
-pub fn drain(control: &Control, within: Duration) -> Result<u8> {
+pub fn drain(control: &Control, within: Duration, mut say: impl FnMut(&str)) -> Result<u8> {
     control.request(&json!({"op": "drain"}))?;
     let deadline = Instant::now() + within;
+    let (mut said, mut looked_at) = (String::new(), Instant::now());
     loop {
         let own = control.status()?;
         if matches!(own.role.as_str(), "witness" | "recovering") {
             return Ok(own.id);
+        }
+        if looked_at.elapsed() >= HOLDS_AFTER {
+            looked_at = Instant::now();
+            let holds = what_holds(&GroupStatus::ask(control)?, own.id);
+            let words = format!("replica {} is still {}: {holds}", own.id, own.role);
+            if words != said {
+                say(&words);
+                said = words;
+            }
         }
         if Instant::now() > deadline {
             let status = GroupStatus::ask(control)?;
@@ -247,14 +261,15 @@ pub fn shut_down(control: &Control) -> Result<()> {
     Ok(())
 }
 
-/// Presses the guest's power button, and waits for so long until it has powered off. It boots again then.
+/// Presses the guest's power button, and waits for so long until it has powered off. It boots again then. `say` is told that
+/// the waiting begins.
 ///
 /// # Errors
 /// The guest is off or paused, or no replica leads. Or it has not powered off: the order stands.
-pub fn reboot(control: &Control, within: Duration) -> Result<()> {
+pub fn reboot(control: &Control, within: Duration, say: impl FnOnce(&str)) -> Result<()> {
     control.request(&json!({"op": "reboot"}))?;
     let ordered_at = Instant::now();
-    let mut is_taken = false;
+    let (mut is_taken, mut say) = (false, Some(say));
     while ordered_at.elapsed() < within {
         let status = GroupStatus::ask(control)?;
         let leader = status.leader().filter(|leader| leader.serving);
@@ -265,7 +280,15 @@ pub fn reboot(control: &Control, within: Duration) -> Result<()> {
              switches it on"
         );
         match leader.map(|leader| leader.says("guest_reboots")) {
-            Some(true) => is_taken = true,
+            Some(true) => {
+                is_taken = true;
+                if let Some(say) = say.take() {
+                    let within = within.as_secs();
+                    say(&format!(
+                        "the guest's power button is pressed: it has {within} s to power off"
+                    ));
+                }
+            }
             Some(false) if is_taken => return Ok(()),
             Some(false) if ordered_at.elapsed() > CARRIED_OUT_WITHIN => {
                 bail!("the order to reboot was lost with the replica that led: give it again")

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// A viewer that does not say its version by then is not told why it sees nothing.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
+/// When the next viewer is waited for after one that could not connect: where too many files are open, the next one cannot either.
+const AFTER_AN_ERROR: Duration = Duration::from_millis(100);
+
 /// Shows the display to whoever connects, until the process is ended.
 pub fn serve(listen: SocketAddr, control: &Control) -> Result<ExitCode> {
     if !listen.ip().is_loopback() {
@@ -31,7 +34,16 @@ pub fn serve(listen: SocketAddr, control: &Control) -> Result<ExitCode> {
         listener.local_addr()?
     ))?;
     for viewer in listener.incoming() {
-        let (viewer, control) = (viewer?, control.clone());
+        let viewer = match viewer {
+            Ok(viewer) => viewer,
+            // That one has gone already, or too many files are open; others may still come.
+            Err(error) => {
+                tell!("plover: a viewer could not connect: {error}");
+                std::thread::sleep(AFTER_AN_ERROR);
+                continue;
+            }
+        };
+        let control = control.clone();
         std::thread::spawn(move || {
             let shown = match control.display() {
                 Ok(display) => viewer

@@ -96,7 +96,9 @@ pub fn switch_over(control: &Control, to: Option<u8>) -> Result<ExitCode> {
 }
 
 pub fn drain(control: &Control, wait_s: u64) -> Result<ExitCode> {
-    let id = operate::drain(control, Duration::from_secs(wait_s))?;
+    let id = operate::drain(control, Duration::from_secs(wait_s), |words| {
+        tell!("{words}")
+    })?;
     output::line(format_args!(
         "replica {id} is drained: its host has no role that matters until `plover undrain`"
     ))?;
@@ -187,7 +189,9 @@ pub fn start(control: &Control) -> Result<ExitCode> {
 }
 
 pub fn reboot(control: &Control, wait_s: u64) -> Result<ExitCode> {
-    operate::reboot(control, Duration::from_secs(wait_s))?;
+    operate::reboot(control, Duration::from_secs(wait_s), |words| {
+        tell!("{words}")
+    })?;
     output::line("the guest has powered off, and boots again")?;
     Ok(ExitCode::SUCCESS)
 }

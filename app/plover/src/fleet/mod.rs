@@ -133,6 +133,8 @@ pub fn run(command: FleetCommand) -> Result<ExitCode> {
 }
 
 fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
+    // What Pacemaker is asked about lies in a folder meanwhile, which an interruption is not to leave.
+    let progress = Progress::interruptible(true)?;
     let guests = guests::read(dir)?;
     let hosts = Hosts::new(&ask("corosync-cmapctl", &[])?, nodes);
     let wanted = render::all(&guests, &hosts)?;
@@ -143,7 +145,9 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
     if plan.is_empty() {
         return Ok(ended);
     }
-    let change = plan.rehearse(&live)?;
+    let change = plan.rehearse(&live);
+    progress.check()?;
+    let change = change?;
     output::print(&change.shown)?;
     if dry_run {
         output::line("nothing is changed: this was a dry run")?;

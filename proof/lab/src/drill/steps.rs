@@ -124,7 +124,7 @@ fn drain(scene: &mut Scene) -> Result<()> {
     let (_, elsewhere) = control(&scene.lab, "witness")?;
     scene.row("drain", Some(leader), |scene| {
         let there = there.clone();
-        let work = move || operate::drain(&there, DRAINED_WITHIN);
+        let work = move || operate::drain(&there, DRAINED_WITHIN, |_| ());
         scene.aside("the host is drained", work)?;
         ensure!(scene.lab.lab().find(&role("leader"))? != leader);
         Ok(())
