@@ -1,4 +1,5 @@
-//! Refused handshakes: the log reports each reason once, the status as long as it goes on.
+//! Refused handshakes: the log reports each reason once, and one now and then where they change all the time; the status reports
+//! them as long as they go on.
 
 use plover_types::ReplicaId;
 use std::collections::BTreeMap;
@@ -8,16 +9,42 @@ use std::time::{Duration, Instant};
 /// A refusal counts for so long: five times the pace at which a refused peer is dialled again.
 const LATELY: Duration = Duration::from_secs(10);
 
+/// Refusals of one peer are told apart in the log by at least so long: somebody who comes in its name with ever new keys has ever
+/// new reasons.
+const NAMED_APART: Duration = LATELY;
+
 /// The last refusal of each peer.
 #[derive(Debug, Default)]
-pub struct Refused(BTreeMap<ReplicaId, (String, Instant)>);
+pub struct Refused(BTreeMap<ReplicaId, Refusals>);
+
+#[derive(Debug)]
+struct Refusals {
+    why: String,
+    at: Instant,
+    /// What the log has said last, and when.
+    named: (String, Instant),
+}
 
 impl Refused {
-    /// Notes that a handshake with `peer` was refused. `true` if the reason is news.
+    /// Notes that a handshake with `peer` was refused. `true` if the log is to say so.
     pub fn note(&mut self, peer: ReplicaId, why: &dyn Display, now: Instant) -> bool {
         let why = why.to_string();
-        let is_news = self.lately(peer, now) != Some(why.as_str());
-        self.0.insert(peer, (why, now));
+        let goes_on = self.lately(peer, now).is_some();
+        let before = self.0.remove(&peer).map(|it| it.named);
+        let is_news = before.as_ref().is_none_or(|(named, at)| {
+            let is_other = !goes_on || *named != why;
+            is_other && now.saturating_duration_since(*at) >= NAMED_APART
+        });
+        let named = before.filter(|_| !is_news);
+        let named = named.unwrap_or_else(|| (why.clone(), now));
+        self.0.insert(
+            peer,
+            Refusals {
+                why,
+                at: now,
+                named,
+            },
+        );
         is_news
     }
 
@@ -28,7 +55,7 @@ impl Refused {
 
     /// Why the last handshake with `peer` was refused, if that was lately.
     pub fn lately(&self, peer: ReplicaId, now: Instant) -> Option<&str> {
-        let (why, at) = self.0.get(&peer)?;
+        let Refusals { why, at, .. } = self.0.get(&peer)?;
         (now.saturating_duration_since(*at) < LATELY).then_some(why)
     }
 }
@@ -100,5 +127,23 @@ mod tests {
         assert!(refused.note(peer, &"the group", at(40)), "again");
         refused.forget(peer);
         assert_eq!(refused.lately(peer, at(40)), None);
+    }
+
+    #[test]
+    fn ever_new_reasons_do_not_fill_the_log() {
+        let (peer, start) = (ReplicaId(1), Instant::now());
+        let mut refused = Refused::default();
+        let mut tell = |tenth: u64| {
+            let now = start + Duration::from_millis(100 * tenth);
+            refused.note(peer, &format!("key {tenth}"), now)
+        };
+        let told = (0..600).filter(|tenth| tell(*tenth)).count();
+        assert_eq!(told, 6, "in a minute");
+        // One that came while the log was silent, and stays, is told.
+        let stays = |tenth: &u64| {
+            let now = start + Duration::from_millis(100 * tenth);
+            refused.note(peer, &"the version", now)
+        };
+        assert_eq!((600..900).filter(stays).count(), 1);
     }
 }
