@@ -152,10 +152,12 @@ fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
     };
     let make = match (&options.image, options.disk_mib) {
         (Some(image), Some(mib)) => format!(
-            "test ! -e {at} && qemu-img convert -O raw {} {at}.new && truncate -s {mib}M {at}.new && chown plover {at}.new && mv -n {at}.new {at}",
+            "test ! -e {at} && qemu-img convert -O raw {} {at}.new && truncate -s {mib}M {at}.new && chown plover {at}.new && chmod 600 {at}.new && mv -n {at}.new {at}",
             image.display()
         ),
-        _ => format!("test ! -e {at} && install -o plover IMAGE {at}.new && mv -n {at}.new {at}"),
+        _ => format!(
+            "test ! -e {at} && install -m 600 -o plover IMAGE {at}.new && mv -n {at}.new {at}"
+        ),
     };
     format!(
         "on {host} alone, put the guest's image at {at}; the others get its content:\n     {make}\n{elsewhere}"
