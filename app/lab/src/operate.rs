@@ -90,11 +90,14 @@ pub fn drain(control: &Control, within: Duration, mut say: impl FnMut(&str)) -> 
         }
         if looked_at.elapsed() >= HOLDS_AFTER {
             looked_at = Instant::now();
-            let holds = what_holds(&GroupStatus::ask(control)?, own.id);
-            let words = format!("replica {} is still {}: {holds}", own.id, own.role);
-            if words != said {
-                say(&words);
-                said = words;
+            // A status that does not come is no reason to end.
+            if let Ok(status) = GroupStatus::ask(control) {
+                let holds = what_holds(&status, own.id);
+                let words = format!("replica {} is still {}: {holds}", own.id, own.role);
+                if words != said {
+                    say(&words);
+                    said = words;
+                }
             }
         }
         if Instant::now() > deadline {

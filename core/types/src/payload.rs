@@ -17,13 +17,15 @@ pub enum Payload {
     Copy,
     /// What the secondary's guest has sent.
     Outputs,
+    /// What operators ask another host's replica, and its answers.
+    Relayed,
     /// Everything else: acknowledgements, small messages.
     Other,
 }
 
 impl Payload {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Log,
         Self::Digests,
         Self::SubpageHashes,
@@ -31,6 +33,7 @@ impl Payload {
         Self::Device,
         Self::Copy,
         Self::Outputs,
+        Self::Relayed,
         Self::Other,
     ];
 
@@ -44,16 +47,18 @@ impl Payload {
             Self::Device => "device",
             Self::Copy => "copy",
             Self::Outputs => "outputs",
+            Self::Relayed => "relayed",
             Self::Other => "other",
         }
     }
 
     /// Whether compression can pay. Digests are noise. Hashes repeat, but a paused guest waits for them; for
-    /// outputs their clients wait. A copy is limited by one CPU that reads and writes pages, or by its configured rate.
+    /// outputs their clients wait. A copy is limited by one CPU that reads and writes pages, or by its configured rate. What is
+    /// relayed has a mark of its own in place of the compression's.
     pub const fn may_shrink(self) -> bool {
         !matches!(
             self,
-            Self::Digests | Self::SubpageHashes | Self::Copy | Self::Outputs
+            Self::Digests | Self::SubpageHashes | Self::Copy | Self::Outputs | Self::Relayed
         )
     }
 }

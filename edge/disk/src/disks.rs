@@ -74,10 +74,10 @@ struct Open {
 }
 
 impl Disks {
-    /// Opens the images and the journal.
+    /// Opens the images and the journal, and completes a syncvm that a crash has interrupted.
     ///
-    /// If there is a journal, this replica has taken part before. If only its images cannot be used, or do not answer, it
-    /// can still vote: the disks are opened when they are needed, and until then [`Disks::failure`] says
+    /// If there is a journal, this replica has taken part before. If only its images cannot be used, or do not answer in time,
+    /// it can still vote: the disks are opened when they are needed, or answer, and until then [`Disks::failure`] says
     /// what is wrong.
     ///
     /// # Errors
@@ -89,53 +89,40 @@ impl Disks {
     fn open_within(specs: &[DiskSpec], journal: &Path, limit: Duration) -> Result<Self, DiskError> {
         let health = Health::new()
             .map_err(|error| DiskError::Failed(format!("making an eventfd: {error}")))?;
+        let before = Journal::blocks_at(journal);
         let mut disks = Self {
             specs: specs.to_vec(),
             journal: journal.into(),
-            blocks: 0,
+            blocks: before.unwrap_or_default(),
             health: Arc::new(health),
             open: None,
             closing: None,
             attaching: None,
             staged: false,
         };
-        let before = Journal::blocks_at(journal);
         let opened = match before {
-            None => Open::new(specs, journal, &disks.health),
+            None => Open::new(specs, journal, &disks.health).map(Some),
             Some(_) => disks.open_on_a_thread(limit),
         };
-        match (opened, before) {
-            (Ok(open), _) => {
+        let only_votes = |why: &str| {
+            tracing::error!(
+                event = "disks_not_opened",
+                "without its disks this replica only votes: {why}"
+            );
+        };
+        match opened {
+            Ok(Some(open)) => {
                 disks.blocks = open.inner.blocks;
                 disks.open = Some(open);
             }
-            (Err(error), Some(blocks)) if error.is_of_an_image() => {
-                tracing::error!(
-                    event = "disks_not_opened",
-                    "without its disks this replica only votes: {error}"
-                );
+            Ok(None) => only_votes(&disks.hangs(limit)),
+            Err(error) if before.is_some() && error.is_of_an_image() => {
+                only_votes(&error.to_string());
                 disks.health.fail(&error.to_string());
-                disks.blocks = blocks;
             }
-            (Err(error), _) => return Err(error),
+            Err(error) => return Err(error),
         }
         Ok(disks)
-    }
-
-    /// What is opened after this time is closed again.
-    fn open_on_a_thread(&self, limit: Duration) -> Result<Open, DiskError> {
-        let (specs, journal, health) = (
-            self.specs.clone(),
-            self.journal.clone(),
-            Arc::clone(&self.health),
-        );
-        let (outcome, opened) = channel();
-        std::thread::Builder::new()
-            .name("open".into())
-            .spawn(move || outcome.send(Open::new(&specs, &journal, &health)))
-            .map_err(|error| DiskError::Failed(format!("starting a thread: {error}")))?;
-        let hangs = |_| Err(DiskError::Hangs(self.hangs(limit)));
-        opened.recv_timeout(limit).unwrap_or_else(hangs)
     }
 
     /// Blocks of all writable disks.

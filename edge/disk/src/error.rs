@@ -179,9 +179,6 @@ pub enum DiskError {
     /// Something failed beyond the files.
     #[error("the disk failed: {0}")]
     Failed(String),
-    /// A disk has not answered for long; it may answer later.
-    #[error("{0}")]
-    Hangs(String),
     /// The disk hangs and still works on requests of the last guest. Try again.
     #[error("the disk still works on requests of the last guest; tried again later")]
     Busy,
@@ -204,7 +201,6 @@ impl DiskError {
                 | Self::Uneven { .. }
                 | Self::InUse(_)
                 | Self::Failed(_)
-                | Self::Hangs(_)
         )
     }
 }

@@ -8,8 +8,8 @@
 //!        └ asks for blocks ─▶ a thread: hash, read, write
 //! ```
 //!
-//! The loop waits for no disk once they are open, and for 5 s at the start of a replica that has taken part before: heartbeats
-//! come first.
+//! The loop waits for no disk once they are open: heartbeats come first. The start of a replica that has taken part before waits
+//! for 5 s at most until its images are open and whole.
 //!
 //! Both guests read and write their own copy. To a syncvm the 4 KiB blocks of all writable disks are
 //! pages, numbered after those of guest RAM ([`plover_types::PageLayout`]). But a disk outlives its host,
@@ -20,7 +20,7 @@
 //!   everything that clients have seen, on the leader and on the secondary (PLOVER §4.6).
 //! * While a syncvm is applied, half of the blocks would be the leader's and half its own. So the blocks
 //!   are written to a journal first. The copy is *before* the syncvm until the journal is durable, and
-//!   *after* it from then on: what a crash has interrupted is completed before a guest gets the disks.
+//!   *after* it from then on: a restart completes what a crash has interrupted.
 //! * A full copy is useless before its first syncvm, and the journal says so.
 //!
 //! ```text

@@ -136,9 +136,13 @@ fn apply(dir: &Path, dry_run: bool, nodes: &[NodeOf]) -> Result<ExitCode> {
     // What Pacemaker is asked about lies in a folder meanwhile, which an interruption is not to leave.
     let progress = Progress::interruptible(true)?;
     let guests = guests::read(dir)?;
-    let hosts = Hosts::new(&ask("corosync-cmapctl", &[])?, nodes);
+    let members = ask("corosync-cmapctl", &[]);
+    progress.check()?;
+    let hosts = Hosts::new(&members?, nodes);
     let wanted = render::all(&guests, &hosts)?;
-    let live = cib::Cib::parse(cibadmin()?);
+    let live = cibadmin();
+    progress.check()?;
+    let live = cib::Cib::parse(live?);
     let plan = live.plan(&wanted, &guests)?;
     output::print(&plan)?;
     let ended = ExitCode::from(u8::from(!plan.is_up_to_date()));

@@ -312,6 +312,7 @@ pub fn sent_bulk(status: &Value) -> Vec<Sample> {
         ("device", "/traffic/device_bytes_out"),
         ("copy", "/traffic/copy_bytes_out"),
         ("outputs", "/traffic/outputs_bytes_out"),
+        ("relayed", "/traffic/relayed_bytes_out"),
         ("other", "/traffic/other_bytes_out"),
     ];
     labelled(status, "kind", &kinds, number)

@@ -1,4 +1,4 @@
-//! Giving the disks to a guest. A thread does it, because each step may wait for a disk that is slow or hangs:
+//! Opening the disks, and giving them to a guest. A thread does it, because each step may wait for a disk that is slow or hangs:
 //!
 //! ```text
 //!   files that failed are opened anew ─▶ the last guest's requests end ─▶ a syncvm in the journal is completed
@@ -82,7 +82,19 @@ impl Disks {
         let mut attaching = self.attaching.take()?;
         self.open = done.open;
         self.closing = done.closing;
+        let blocks = self.open.as_ref().map(|open| open.inner.blocks);
+        if let Some(found) = blocks.filter(|found| *found != self.blocks) {
+            // They were opened late, and the pages are numbered by now.
+            self.open = None;
+            let wanted = self.blocks;
+            self.health
+                .fail(&DiskError::Resized { found, wanted }.to_string());
+        }
         if attaching.given_up.load(Ordering::Acquire) {
+            match &done.attached {
+                Ok(_) | Err(DiskError::Busy | DiskError::Incomplete) => {}
+                Err(error) => self.health.fail(&error.to_string()),
+            }
             // The next ones begin when these are no guest's any more.
             drop(done.attached);
             let (purpose, beside) = attaching.next.take()?;
@@ -164,6 +176,61 @@ impl Disks {
                 waits.as_secs()
             )
         })
+    }
+
+    /// Opens the files, and completes a syncvm in the journal; `None` if that takes longer than `limit`. It then goes on as an
+    /// attachment that nobody wants, so whoever begins one waits for it.
+    pub(super) fn open_on_a_thread(&mut self, limit: Duration) -> Result<Option<Open>, DiskError> {
+        let (specs, journal, health) = (
+            self.specs.clone(),
+            self.journal.clone(),
+            Arc::clone(&self.health),
+        );
+        let (outcome, done) = channel();
+        let opening = Attaching {
+            purpose: Purpose::Boot,
+            begun: Instant::now(),
+            done,
+            given_up: Arc::default(),
+            next: None,
+        };
+        let is_late = Arc::clone(&opening.given_up);
+        let open = move || {
+            let _abort = AbortOnPanic;
+            let opened = Open::new(&specs, &journal, &health);
+            let opened = opened.and_then(|open| open.inner.recover().map(|()| open));
+            let (open, why) = match opened {
+                Ok(open) => (Some(open), DiskError::Busy),
+                Err(error) => (None, error),
+            };
+            let done = Done {
+                open,
+                closing: None,
+                attached: Err(why),
+            };
+            if outcome.send(done).is_ok() && is_late.load(Ordering::Acquire) {
+                health.tell(DiskEvent::Attached);
+            }
+        };
+        std::thread::Builder::new()
+            .name("open".into())
+            .spawn(open)
+            .map_err(|error| DiskError::Failed(format!("starting a thread: {error}")))?;
+        let mut opened = opening.done.recv_timeout(limit).ok();
+        if opened.is_none() {
+            opening.give_up();
+            opened = opening.done.try_recv().ok();
+        }
+        match opened {
+            None => {
+                self.attaching = Some(opening);
+                Ok(None)
+            }
+            Some(Done {
+                open: Some(open), ..
+            }) => Ok(Some(open)),
+            Some(done) => Err(done.attached.err().unwrap_or(DiskError::Busy)),
+        }
     }
 
     fn start_attaching(&mut self, purpose: Purpose, beside: PathBuf) -> Result<(), DiskError> {

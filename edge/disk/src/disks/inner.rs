@@ -62,7 +62,7 @@ pub(crate) fn cannot(what: &str, image: &Image, error: &io::Error) -> String {
 }
 
 impl Inner {
-    /// Opens the images and the journal. [`Inner::recover`] follows before a guest gets them.
+    /// Opens the images and the journal. [`Inner::recover`] follows, which may take long.
     pub(super) fn open(
         specs: &[DiskSpec],
         journal: &Path,

@@ -23,7 +23,9 @@ impl Body {
                 lane,
                 payload,
                 bytes,
-            } => self.write(to, lane, payload, &bytes),
+            } => {
+                self.write(to, lane, payload, &bytes);
+            }
             Action::PersistState(state) => {
                 self.storage.persist_state(state);
             }
@@ -142,27 +144,35 @@ impl Body {
         }
     }
 
-    fn write(&mut self, to: ReplicaId, lane: Lane, payload: Payload, bytes: &[u8]) {
+    /// Whether the message is on its way. The core repeats messages that matter; a lost bulk message ends its sync.
+    pub(super) fn write(
+        &mut self,
+        to: ReplicaId,
+        lane: Lane,
+        payload: Payload,
+        bytes: &[u8],
+    ) -> bool {
         let Some(fabric) = &mut self.fabric else {
-            return;
+            return false;
         };
         let may_wait = lane == Lane::Bulk;
         if may_wait && self.unsent.waits(to) {
-            if !self.unsent.push(to, payload, bytes) {
-                tracing::debug!(%to, "too many messages wait for room, and one is lost");
-            }
-            return;
+            return self.unsent.push(to, payload, bytes);
         }
         let packed = self.packer.pack(to, lane, payload, bytes);
         match fabric.write(to, lane, packed) {
-            Ok(()) => self.packer.was_sent(),
+            Ok(()) => {
+                self.packer.was_sent();
+                true
+            }
             Err(error) => {
                 self.packer.not_sent(to, lane);
                 let waits = may_wait && matches!(error, WriteError::Full(_));
-                if !waits || !self.unsent.push(to, payload, bytes) {
-                    // The core repeats messages that matter. A lost bulk message ends its sync.
+                let waits = waits && self.unsent.push(to, payload, bytes);
+                if !waits {
                     tracing::debug!(%to, ?lane, %error, "a message was not sent");
                 }
+                waits
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::clock;
 use crate::control::{ConsoleOutput, Op};
 use crate::relay::Relayed;
 use plover_replica::{OperatorInput, Role};
-use plover_types::{Lane, Micros, ReplicaId, ReplicaSet};
+use plover_types::{Lane, Micros, Payload, ReplicaId, ReplicaSet};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -336,9 +336,7 @@ impl Body {
     }
 
     fn tell(&mut self, to: ReplicaId, said: &Relayed) -> bool {
-        let record = said.to_record();
-        let fabric = self.fabric.as_mut();
-        fabric.is_some_and(|fabric| fabric.write(to, Lane::Bulk, &record).is_ok())
+        self.write(to, Lane::Bulk, Payload::Relayed, &said.to_record())
     }
 }
 

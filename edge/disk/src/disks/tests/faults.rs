@@ -229,16 +229,38 @@ fn a_replica_whose_disk_hangs_at_its_start_votes_without_it() {
     std::fs::rename(hung, &kept).unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, hung, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    let mut disks = Disks::open_within(&specs, &journal, Duration::from_millis(20)).unwrap();
-    assert_eq!(disks.blocks(), BLOCKS);
+    let mut disks = Disks::open_within(&specs, &journal, crate::calls::HANGS_AFTER).unwrap();
+    assert_eq!((disks.blocks(), disks.is_whole()), (BLOCKS, false));
     let why = disks.failure().unwrap();
     assert!(why.contains("have not answered"), "{why}");
-    // It answers again.
-    drop(File::options().write(true).open(hung).unwrap());
+    // A guest waits for it; then it answers, and is found to be no image.
+    disks.begin_attach(Purpose::Boot, Path::new("")).unwrap();
+    assert!(disks.take_attachment().is_none());
+    let pipe = File::options().write(true).open(hung).unwrap();
     std::fs::rename(&kept, hung).unwrap();
-    while let Err(error) = disks.attach_to_boot() {
-        // What was opened late is still held.
-        assert!(matches!(error, DiskError::InUse(_)), "{error}");
-    }
+    drop(pipe);
+    attach_at_rest(&mut disks).unwrap();
     assert_eq!(disks.failure(), None);
+}
+
+#[test]
+fn a_disk_that_answers_late_is_taken_then() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let attachment = disks.attach_to_boot().unwrap();
+    let fill = BTreeMap::from([(0, 7), (1, 8)]);
+    disks.stage(SyncNo(5), batch(&fill));
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(5)));
+    let copy = scratch.crash();
+    drop(attachment);
+    let mut specs = copy.specs();
+    // Completing the syncvm takes twice as long.
+    specs[0].delay = Duration::from_millis(200);
+    let journal = copy.dir.path().join("journal");
+    let mut disks = Disks::open_within(&specs, &journal, Duration::ZERO).unwrap();
+    assert_eq!((disks.blocks(), disks.is_whole()), (BLOCKS, false));
+    assert_eq!(wait(&mut disks), DiskEvent::Attached);
+    assert!(disks.take_attachment().is_none() && disks.is_whole());
+    let found = std::fs::read(&specs[0].path).unwrap();
+    assert_eq!((found[0], found[DISK_BLOCK_BYTES]), (7, 8));
 }
