@@ -81,12 +81,20 @@ fn make(
     let told = journal.map_or(Ok(()), Journal::lose_an_image);
     let made = told.and_then(|()| {
         let made = file.set_len(bytes).and_then(|()| file.sync_all());
-        made.map_err(cannot())
+        made.and_then(|()| sync_folder_of(path)).map_err(cannot())
     });
     if made.is_err() {
         let _ = std::fs::remove_file(path);
     }
     made.map(|()| file)
+}
+
+/// Makes the names in the folder of this file durable.
+fn sync_folder_of(path: &Path) -> io::Result<()> {
+    match path.parent().filter(|it| !it.as_os_str().is_empty()) {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => File::open(".")?.sync_all(),
+    }
 }
 
 /// The blocks of so many bytes.
@@ -225,10 +233,24 @@ impl Image {
 
     /// Gives it another size, durably. What is behind the new end is lost.
     pub(crate) fn resize(&self, bytes: u64) -> io::Result<()> {
-        let _call = self.calls.begin_flush();
+        let call = self.calls.begin_flush();
         self.file.set_len(bytes)?;
+        drop(call);
+        self.unsynced.store(true, Ordering::Release);
+        // The kernel tells once that writes are lost, and the guest is to hear of it too.
+        self.sync()?;
         self.bytes.store(bytes, Ordering::Release);
-        self.file.sync_all()
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn break_it(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+
+    /// Whether writes may be lost.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
     }
 
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {

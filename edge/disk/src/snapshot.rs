@@ -102,6 +102,9 @@ impl Snapshot {
         if !inner.is_alive(blocks.life) {
             return Err("this replica's guest was lost at this moment: try again".into());
         }
+        if let Some(why) = inner.failure() {
+            return Err(why);
+        }
         let writable = || inner.regions.iter().map(|(_, image)| *image);
         let runs = |image: usize| {
             let kept = lock(&inner.images[image].kept).clone();
@@ -356,6 +359,11 @@ impl Kept {
                 ended: None,
             }),
         })
+    }
+
+    /// What is read from now on is not to be used.
+    pub(crate) fn end(&self, why: &str) {
+        lock(&self.state).end(why);
     }
 
     /// `runs` of blocks of an image are about to be written by one request: keeps what `read` reads of those that are

@@ -12,7 +12,12 @@ const JOURNAL: &str = "disks";
 /// The disks as raw images. An image whose name says another format is imported first, unless that was
 /// done before.
 pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError> {
-    let used_before = config.disk_journal().exists();
+    let path = config.disk_journal();
+    let used_before = path.try_exists().map_err(|source| DiskError::Io {
+        what: "cannot look for the disk journal",
+        path,
+        source,
+    })?;
     let raws = config.raw_disks().into_iter();
     let disks = config.disk.iter().zip(raws);
     disks

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -55,8 +56,8 @@ static int fetch(uint32_t number, uint32_t generation)
         return -1;
     memcpy(to.sun_path + 1, shared->door, length);
     memcpy(request.secret, shared->secret, sizeof request.secret);
-    setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &within, sizeof within);
-    setsockopt(door, SOL_SOCKET, SO_SNDTIMEO, &within, sizeof within);
+    REAL(setsockopt)(door, SOL_SOCKET, SO_RCVTIMEO, &within, sizeof within);
+    REAL(setsockopt)(door, SOL_SOCKET, SO_SNDTIMEO, &within, sizeof within);
     socklen_t to_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
     time_t until = seconds() + HANDED_WITHIN_S;
     if (!AGAIN(until, REAL(connect)(door, (struct sockaddr *)&to, to_bytes)) &&
@@ -207,6 +208,15 @@ EXPORT int shutdown(int fd, int how)
         return -1;
     }
     return REAL(shutdown)(fd, how);
+}
+
+/* With TCP_DEFER_ACCEPT the kernel hides a connection until its client has sent something. Plover's, which stands for a client
+ * until the program accepts it, never sends anything. */
+EXPORT int setsockopt(int fd, int level, int name, const void *value, socklen_t length)
+{
+    if (shared && level == IPPROTO_TCP && name == TCP_DEFER_ACCEPT)
+        return 0;
+    return REAL(setsockopt)(fd, level, name, value, length);
 }
 
 EXPORT int listen(int fd, int backlog)

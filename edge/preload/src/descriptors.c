@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -66,6 +67,45 @@ bool claim(int fd, uint32_t number, uint32_t generation)
     return true;
 }
 
+/* Descriptors of epoll instances and 1, or 0. Some may be closed by now, or be something else. */
+static _Atomic int epolls[64];
+
+static int watches(int epoll)
+{
+    for (size_t at = 0; epoll >= 0 && at < sizeof epolls / sizeof *epolls; at++) {
+        int seen = 0;
+        if (atomic_load(&epolls[at]) == epoll + 1 ||
+            atomic_compare_exchange_strong(&epolls[at], &seen, epoll + 1))
+            break;
+    }
+    return epoll;
+}
+
+EXPORT int epoll_create(int size)
+{
+    return watches(REAL(epoll_create)(size));
+}
+
+EXPORT int epoll_create1(int flags)
+{
+    return watches(REAL(epoll_create1)(flags));
+}
+
+/* The program is about to close the last descriptor of a client's connection. The kernel would forget it in all epoll instances
+ * then, but plover has the connection open until its end is in the log. */
+static void unwatch(int fd, uint32_t number)
+{
+    struct slot *slot = slot_at(number);
+    if (atomic_load(&slot->kind) != SLOT_CLIENT || atomic_load(&slot->refs) != 1)
+        return;
+    for (size_t at = 0; at < sizeof epolls / sizeof *epolls; at++) {
+        int epoll = atomic_load(&epolls[at]) - 1;
+        if (epoll < 0)
+            break;
+        epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL);
+    }
+}
+
 /* A descriptor of the connection is closed. */
 void let_go(uint32_t number)
 {
@@ -93,6 +133,7 @@ EXPORT int close(int fd)
     if (!number || getpid() != process)
         return REAL(close)(fd);
     atomic_store(&slots_of[fd], 0);
+    unwatch(fd, number);
     int result = REAL(close)(fd), error = errno;
     let_go(number);
     errno = error;
@@ -142,6 +183,8 @@ static int copied(int fd, int copy, int flags)
     }
     uint32_t old = slot_of(copy), number = slot_of(fd);
     bool is_table = (old || number) && fd != copy && getpid() == process;
+    if (is_table && old)
+        unwatch(copy, old);
     int result = REAL(dup3)(fd, copy, flags);
     if (result < 0 || !is_table || copy >= DESCRIPTORS_MAX)
         return result;

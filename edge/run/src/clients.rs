@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +28,12 @@ const OTHER_DESCRIPTORS: u64 = 128;
 
 /// No client is accepted for so long after the host had no descriptor or no memory for one.
 const REST: Duration = Duration::from_millis(100);
+
+/// A client whose connection the program has ended, and that goes on sending, is read for so long: the kernel answers what comes
+/// to a closed connection by a reset, and the client loses what it has not read of the reply.
+const LINGERS: Duration = Duration::from_secs(2);
+/// Reads of such a client in a turn.
+const LINGER_READS: usize = 16;
 
 /// Proposes an entry.
 pub(crate) type Propose<'a> = &'a mut dyn FnMut(&Entry<'_>) -> Result<Viewstamp, Error>;
@@ -62,6 +68,8 @@ pub(crate) struct Clients {
     tokens: BTreeMap<ConnectionId, u64>,
     /// Connections whose end is not in the log yet, and what the program had sent on them.
     gone: Vec<(ConnectionId, u64)>,
+    /// Connections that the program has ended and the client has not, and when they are closed.
+    lingering: Vec<(TcpStream, Instant)>,
     reads: bool,
     /// Replies leave until then.
     leased_until: Instant,
@@ -109,6 +117,7 @@ impl Clients {
             all: BTreeMap::new(),
             tokens: BTreeMap::new(),
             gone: Vec::new(),
+            lingering: Vec::new(),
             reads: false,
             leased_until: Instant::now(),
             is_held: false,
@@ -151,6 +160,7 @@ impl Clients {
         self.all.clear();
         self.tokens.clear();
         self.gone.clear();
+        self.lingering.clear();
         self.listener = None;
     }
 
@@ -186,6 +196,7 @@ impl Clients {
 
     /// Sets whether clients are accepted and read.
     pub fn set_reads(&mut self, reads: bool) {
+        self.linger();
         if self
             .rests_until
             .is_some_and(|until| Instant::now() >= until)
@@ -197,6 +208,19 @@ impl Clients {
             self.reads = reads;
             self.watch_all();
         }
+    }
+
+    /// Drops what comes from clients whose connections the program has ended.
+    fn linger(&mut self) {
+        let (now, mut scratch) = (Instant::now(), [0; 4096]);
+        self.lingering.retain_mut(|(stream, until)| {
+            let reads = (0..LINGER_READS).find_map(|_| match stream.read(&mut scratch) {
+                Ok(count) if count > 0 => None,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Some(true),
+                _ => Some(false),
+            });
+            reads.unwrap_or(true) && now < *until
+        });
     }
 
     fn watch_all(&self) {
@@ -258,7 +282,7 @@ impl Clients {
 
     /// Accepts clients that wait.
     pub fn accept(&mut self, propose: Propose<'_>) {
-        while let Some((stream, from)) = self.next_client(self.all.len()) {
+        while let Some((stream, from)) = self.next_client(self.all.len() + self.lingering.len()) {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -376,12 +400,17 @@ impl Clients {
         if lives && !is_done {
             return client.watch(&self.epoll, token, self.reads);
         }
-        if lives {
-            ends_in_order(&client.stream);
-        }
         self.gone.push((client.id, client.sent));
         self.tokens.remove(&client.id);
-        self.all.remove(&token);
+        let Some(client) = self.all.remove(&token).filter(|_| lives) else {
+            return;
+        };
+        ends_in_order(&client.stream);
+        let is_open = !client.ended && client.stream.shutdown(Shutdown::Write).is_ok();
+        if is_open && epoll::delete(&self.epoll, &client.stream).is_ok() {
+            self.lingering
+                .push((client.stream, Instant::now() + LINGERS));
+        }
     }
 }
 

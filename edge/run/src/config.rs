@@ -67,8 +67,9 @@ pub struct ProgramConfig {
     /// Bytes of output of each connection that one hash covers; `"off"` compares nothing.
     #[serde(default)]
     pub check: Check,
-    /// A command that makes the running program write its state into its directory, such as `redis-cli -p 6380
-    /// save`. It runs there, in a shell. Then the directory is archived as a checkpoint.
+    /// A command that makes the running program write its state into its directory, such as `redis-cli -e -p 6380
+    /// save`. It runs there, in a shell. Then the directory is archived as a checkpoint. It must fail where the state was not
+    /// written: what it leaves is taken for the whole state, and the inputs before it are forgotten.
     #[serde(default)]
     pub snapshot_cmd: Option<String>,
     /// Take checkpoints without a command: end the program by SIGTERM, archive its directory, start it again. The
@@ -379,7 +380,7 @@ mod tests {
         listen = "192.0.2.100:6379"
         device = "eth0"
         port = 6380
-        snapshot_cmd = "redis-cli -p 6380 save"
+        snapshot_cmd = "redis-cli -e -p 6380 save"
         [paths]
         state_dir = "/var/lib/plover/shop"
         run_dir = "/run/plover/shop"

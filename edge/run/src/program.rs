@@ -45,13 +45,21 @@ impl Program {
         if let Some(launch) = preload {
             launch.give_to(&mut command);
         }
-        let child = command.spawn()?;
+        let mut child = command.spawn()?;
         let pid = Pid::from_child(&child);
-        Ok(Self {
-            handle: pidfd_open(pid, PidfdFlags::empty())?,
-            pid: child.id(),
-            child: Some(child),
-        })
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) => Ok(Self {
+                handle,
+                pid: child.id(),
+                child: Some(child),
+            }),
+            // Nobody would know of it, and it has the port.
+            Err(error) => {
+                let _ = child.kill();
+                reap(child);
+                Err(error.into())
+            }
+        }
     }
 
     pub fn pid(&self) -> u32 {

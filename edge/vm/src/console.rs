@@ -57,7 +57,9 @@ impl Console {
 
     /// Types `bytes`, now or when the guest runs. Returns how many of them are lost.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
-        let room = INPUT_BYTES.saturating_sub(self.held.len());
+        // A pause takes back what is in the socket, and it is typed again before the guest runs.
+        let unread = rustix::io::ioctl_fionread(&self.theirs).unwrap_or(0);
+        let room = INPUT_BYTES.saturating_sub(self.held.len() + unread as usize);
         self.held.extend_from_slice(&bytes[..bytes.len().min(room)]);
         let lost = bytes.len().saturating_sub(room);
         if lost > 0 {
@@ -187,6 +189,17 @@ mod tests {
         assert_eq!(console.take_unconsumed(), b"ij");
         console.release();
         assert_eq!(typed(&console, 9), b"");
+    }
+
+    #[test]
+    fn what_a_pause_takes_back_of_a_full_console_fits_again() {
+        let mut console = Console::new().unwrap();
+        console.release();
+        assert_eq!(console.write(&vec![b'x'; 2 * INPUT_BYTES]), INPUT_BYTES);
+        assert_eq!(console.write(b"y"), 1, "the guest has read nothing");
+        console.hold();
+        let back = console.take_unconsumed();
+        assert_eq!((back.len(), console.write(&back)), (INPUT_BYTES, 0));
     }
 
     #[test]

@@ -125,7 +125,13 @@ impl Nic {
     }
 
     fn keep(&mut self, frame: &Frame) -> bool {
-        let has_room = self.held_bytes < self.bytes_max;
+        // What a pause has taken back, of the socket and from beside it, is fed again before the guest runs.
+        let max = if self.holding {
+            2 * self.bytes_max
+        } else {
+            self.bytes_max
+        };
+        let has_room = self.held_bytes < max;
         if has_room {
             self.held_bytes += weight(frame);
             self.held.push_back(frame.clone());
@@ -289,10 +295,10 @@ mod tests {
         let big = Frame(vec![1; 1514]);
         assert_eq!(
             (0..100).take_while(|_| feed(&mut nic, big.clone())).count(),
-            16
+            32
         );
         nic.release();
-        let mut fed = 16;
+        let mut fed = 32;
         while feed(&mut nic, big.clone()) {
             fed += 1;
             assert!(fed < 100, "a running guest that reads nothing must fill up");
@@ -300,6 +306,23 @@ mod tests {
         let all = consume(&mut nic, 1000).len();
         assert!(feed(&mut nic, big.clone()), "there is room again");
         assert!(all <= fed && fed <= 33, "{all} in the socket, {fed} taken");
+    }
+
+    #[test]
+    fn what_a_pause_takes_back_of_full_queues_fits_again() {
+        let mut nic = nic(16);
+        nic.release();
+        let numbers = 0..100u16;
+        let frames: Vec<_> = numbers.map(|n| Frame(vec![n as u8; 1514])).collect();
+        let fed = nic.feed(&frames);
+        assert!(fed < frames.len());
+        nic.hold();
+        let mut back = Vec::new();
+        nic.take_unconsumed(&mut back);
+        assert_eq!(back, frames[..fed]);
+        assert_eq!(nic.feed(&back), fed);
+        nic.release();
+        assert_eq!(consume(&mut nic, 1), frames[..1]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use super::inner::Inner;
 use super::{Attachment, DiskSpec, Disks, Open, server};
 use crate::calls::HANGS_AFTER;
-use crate::error::DiskError;
+use crate::error::{DiskError, io_error};
 use crate::health::{Health, lock};
 use crate::worker::{AbortOnPanic, DiskEvent};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -354,7 +354,10 @@ impl Task {
             works: open.works.clone(),
             ours: Vec::new(),
             theirs: Vec::new(),
-            found: self.beside.exists(),
+            found: self
+                .beside
+                .try_exists()
+                .map_err(io_error("cannot look for", &self.beside))?,
         };
         for image in 0..inner.images.len() {
             let (ours, theirs) = server::start(inner, image, life).map_err(failed)?;

@@ -2,7 +2,7 @@
 
 use super::DiskSpec;
 use crate::calls::Calls;
-use crate::error::{DiskError, advice};
+use crate::error::{DiskError, advice, io_error};
 use crate::health::{Health, lock};
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
@@ -68,7 +68,10 @@ impl Inner {
         journal: &Path,
         health: &Arc<Health>,
     ) -> Result<Self, DiskError> {
-        let used_before = journal.exists().then_some(journal);
+        let used_before = journal
+            .try_exists()
+            .map_err(io_error("cannot look for the disk journal", journal))?
+            .then_some(journal);
         let images: Vec<Image> = specs
             .iter()
             .map(|spec| Image::open(spec, used_before))
@@ -159,9 +162,13 @@ impl Inner {
         }
         let image = &self.images[disk];
         if image.bytes() != bytes {
-            image
-                .resize(bytes)
-                .map_err(|error| cannot("resize", image, &error))?;
+            image.resize(bytes).map_err(|error| {
+                let why = cannot("resize", image, &error);
+                if image.is_broken() {
+                    self.note_failure(&why);
+                }
+                why
+            })?;
         }
         let (ours, theirs) = super::server::start(self, disk, life)
             .map_err(|error| cannot("serve", image, &error))?;
@@ -290,11 +297,18 @@ impl Inner {
             );
             *failure = Some(why.to_owned());
         }
+        drop(failure);
         self.health.fail(why);
+        // A backup may have read what is not on the disk.
+        for image in &self.images {
+            if let Some((_, kept)) = &*lock(&image.kept) {
+                kept.end(why);
+            }
+        }
     }
 
     /// The first failure since this guest has the disks.
-    pub(super) fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         lock(&self.failure).clone()
     }
 

@@ -19,6 +19,8 @@ const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
 /// Rounds that take a paused guest's last frames: many times the frames that its socket holds. A QEMU that is a stranger's by now may
 /// send for ever.
 const ROUNDS_AT_PAUSE_MAX: usize = 1024;
+/// The sockets of all NICs hold less.
+const BYTES_AT_PAUSE_MAX: usize = 256 << 20;
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
@@ -165,10 +167,12 @@ impl Body {
     fn paused(&mut self) -> Event {
         let (mut outputs, mut unconsumed) = (Vec::new(), Unconsumed::default());
         if let Some(vm) = &mut self.vm {
+            let mut bytes = 0;
             for _ in 0..ROUNDS_AT_PAUSE_MAX {
                 let before = outputs.len();
                 vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
-                if outputs.len() == before {
+                bytes += outputs[before..].iter().map(|it| it.0.len()).sum::<usize>();
+                if outputs.len() == before || bytes > BYTES_AT_PAUSE_MAX {
                     break;
                 }
             }

@@ -161,6 +161,8 @@ struct Body {
     answers: Answers,
     /// Work on pages that was not finished at once, and what has to wait for it.
     work: VecDeque<Work>,
+    /// Until then this turn begins work.
+    work_until: Micros,
     /// Pages that a copy has asked for, in this order.
     copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
     console: Vec<ConsoleOutput>,
@@ -380,6 +382,7 @@ impl Body {
 
     /// Handles everything that has happened, in one turn.
     fn turn(&mut self) -> Result<(), BoxError> {
+        self.work_until = clock::now() + WORK_A_TURN;
         self.storage.check()?;
         // The guest's outputs come before its next inputs, whichever source has those.
         self.take_outputs()?;

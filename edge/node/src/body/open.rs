@@ -151,6 +151,7 @@ impl Body {
             control,
             answers: Answers::new(),
             work: VecDeque::new(),
+            work_until: Micros::ZERO,
             copy_reads: VecDeque::new(),
             console: Vec::new(),
             printed: Printed::default(),

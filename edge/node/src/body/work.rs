@@ -34,12 +34,13 @@ pub(super) enum Work {
 }
 
 impl Body {
-    /// Begins a job, and finishes it if nothing waits and it is small.
+    /// Begins a job, and finishes it if nothing waits, it is small and the turn has time for it: the answer to one job may
+    /// ask for the next one, again and again.
     pub(super) fn begin(&mut self, work: Work) {
-        if !self.work.is_empty() {
+        if !self.work.is_empty() || clock::now() >= self.work_until {
             return self.work.push_back(work);
         }
-        let rest = self.go_on(work, clock::now() + WORK_A_TURN);
+        let rest = self.go_on(work, self.work_until);
         self.work.extend(rest);
     }
 

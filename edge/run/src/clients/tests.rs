@@ -94,3 +94,27 @@ fn a_leader_that_is_cut_off_lets_no_client_in() {
     assert!(!clients.is_listening());
     assert_eq!(end(&client), Err(ErrorKind::ConnectionReset));
 }
+
+/// A server refuses an upload that still goes on, answers, and ends the connection.
+#[test]
+fn a_client_that_goes_on_sending_reads_the_whole_reply() {
+    let (mut clients, at) = listening();
+    let mut client = connect(at);
+    accept(&mut clients);
+    let id = *clients.tokens.keys().next().unwrap();
+    clients.lease(Instant::now() + LINGERS);
+    client.write_all(&[1; 1000]).unwrap();
+    let reply = [7; 30_000];
+    clients.reply(id, &reply);
+    clients.finish(id);
+    assert_eq!((clients.count(), clients.lingering.len()), (0, 1));
+    client.write_all(&[2; 1000]).unwrap();
+    clients.set_reads(true);
+    let mut read = Vec::new();
+    client.read_to_end(&mut read).unwrap();
+    assert!(read == reply);
+    drop(client);
+    while !clients.lingering.is_empty() {
+        clients.set_reads(true);
+    }
+}

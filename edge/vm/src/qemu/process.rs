@@ -261,7 +261,9 @@ impl Process {
         self.left = true;
         let pid = Pid::from_child(&self.child);
         tracing::error!(event = "qemu_does_not_end", %pid, "QEMU was killed and does not end: something holds it in the kernel");
-        std::thread::spawn(move || waitpid(Some(pid), WaitOptions::empty()));
+        // Without a thread it stays behind as an entry in the kernel's table.
+        let waits = std::thread::Builder::new().name("qemu-end".into());
+        let _ = waits.spawn(move || waitpid(Some(pid), WaitOptions::empty()));
     }
 }
 

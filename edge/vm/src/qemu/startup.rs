@@ -85,6 +85,7 @@ impl QemuVm {
             orders: order_end.as_fd(),
             disks: disks.iter().flat_map(Attachment::connections).collect(),
         };
+        let made = super::words::Made::by_files(&config);
         let process = Process::spawn(&config, accel, &ends)?;
         let faults = Faults::open(process.pid()).map_err(|source| VmError::Io {
             what: "counting QEMU's page faults".into(),
@@ -120,7 +121,7 @@ impl QemuVm {
         Ok(Self {
             config,
             accel,
-            made: super::words::Made::default(),
+            made,
             process,
             ram,
             disks,

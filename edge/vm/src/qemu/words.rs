@@ -1,7 +1,7 @@
 //! The machine of a guest in words: hosts compare theirs before one takes a copy of the other's guest.
 
 use super::QemuVm;
-use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine, NicDevice, NicModel};
+use crate::{Accel, DiskBus, DiskDevice, Firmware, Machine, NicDevice, NicModel, QemuConfig};
 use plover_disk::Attachment;
 use plover_types::MachineWords;
 use serde_json::Value;
@@ -17,6 +17,21 @@ pub(super) struct Made {
     pub(super) machine_type: String,
     /// The features that the guest finds in its processor.
     pub(super) features: Vec<String>,
+    /// The firmware that starts the machine.
+    firmware: String,
+    /// The name of this host's processor.
+    processor: String,
+}
+
+impl Made {
+    /// What its files say before it runs. Later nobody may wait for the disk that they are on.
+    pub(super) fn by_files(config: &QemuConfig) -> Self {
+        Self {
+            firmware: firmware(config),
+            processor: host_processor(),
+            ..Self::default()
+        }
+    }
 }
 
 impl QemuVm {
@@ -60,12 +75,12 @@ impl QemuVm {
         let mut wanted = Vec::new();
         if !is_microvm {
             wanted.push(release);
-            wanted.push(self.firmware());
+            wanted.push(made.firmware.clone());
         }
         match (self.accel, &config.identity.cpu) {
             // The host's own processor: a guest moves to one that can do more, and people are told.
             (Accel::Kvm, None) => {
-                wanted.push(host_processor());
+                wanted.push(made.processor.clone());
                 wanted.extend(made.features.clone());
             }
             _ if !is_microvm => needed.extend(made.features.clone()),
@@ -76,19 +91,19 @@ impl QemuVm {
             wanted: wanted.join(", "),
         }
     }
+}
 
-    /// The firmware that starts the machine; the one that lies beside this QEMU comes before the distribution's.
-    fn firmware(&self) -> String {
-        if let Some(code) = self.config.firmware.code() {
-            return checksum(&[code.into()]);
-        }
-        let program = super::process::binary(&self.config);
-        let folder = program.canonicalize().ok();
-        let beside = folder.as_deref().and_then(|it| it.parent()?.parent());
-        let places = beside.into_iter().chain([Path::new("/usr")]);
-        let seabios = places.flat_map(|at| SEABIOS.map(|file| at.join(file)));
-        checksum(&seabios.collect::<Vec<_>>())
+/// The firmware that starts the machine; the one that lies beside this QEMU comes before the distribution's.
+fn firmware(config: &QemuConfig) -> String {
+    if let Some(code) = config.firmware.code() {
+        return checksum(&[code.into()]);
     }
+    let program = super::process::binary(config);
+    let folder = program.canonicalize().ok();
+    let beside = folder.as_deref().and_then(|it| it.parent()?.parent());
+    let places = beside.into_iter().chain([Path::new("/usr")]);
+    let seabios = places.flat_map(|at| SEABIOS.map(|file| at.join(file)));
+    checksum(&seabios.collect::<Vec<_>>())
 }
 
 /// The SeaBIOS that QEMU starts on `q35` and `pc`, below `/usr` (Debian, Ubuntu; others).

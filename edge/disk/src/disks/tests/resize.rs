@@ -148,3 +148,17 @@ fn an_image_with_the_size_of_before_is_opened() {
     let why = refused(&specs, "journal").unwrap();
     assert!(why.contains("not 2097152"), "{why}");
 }
+
+/// The kernel tells only once that writes are lost: a resize that hears of it tells the guest's disk.
+#[test]
+fn a_resize_that_cannot_be_made_durable_fails_the_disks() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut disks = Disks::open(&specs(dir.path()), &dir.path().join("journal")).unwrap();
+    let attachment = disks.attach_to_boot().unwrap();
+    disks.opened().inner.images[0].break_it();
+    for _ in 0..2 {
+        resize(&attachment, 3 * MIB).unwrap_err();
+    }
+    assert!(disks.opened().inner.failure().is_some());
+    assert!(disks.failure().is_some());
+}

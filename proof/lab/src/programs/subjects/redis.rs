@@ -38,7 +38,7 @@ impl Subject for Redis {
         // It listens before it has loaded its data.
         let port = self.port();
         format!(
-            "snapshot_cmd = \"redis-cli -p {port} save\"\nready_cmd = \"redis-cli -p {port} ping | grep -q PONG\""
+            "snapshot_cmd = \"redis-cli -e -p {port} save\"\nready_cmd = \"redis-cli -p {port} ping | grep -q PONG\""
         )
     }
 
