@@ -91,9 +91,19 @@ fn make(
 
 /// Makes the names in the folder of this file durable.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
-    match path.parent().filter(|it| !it.as_os_str().is_empty()) {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => File::open(".")?.sync_all(),
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let folder = File::open(folder.unwrap_or(Path::new(".")));
+    match folder.and_then(|folder| folder.sync_all()) {
+        // Only its owner may read it, or its file system has no such call.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput
+            ) =>
+        {
+            Ok(())
+        }
+        synced => synced,
     }
 }
 

@@ -33,7 +33,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 const BLOCK: u64 = DISK_BLOCK_BYTES as u64;
 
@@ -108,7 +108,7 @@ impl Snapshot {
         let writable = || inner.regions.iter().map(|(_, image)| *image);
         let runs = |image: usize| {
             let kept = lock(&inner.images[image].kept).clone();
-            kept.is_some_and(|(_, kept)| lock(&kept.state).ended.is_none())
+            kept.is_some_and(|(_, kept)| kept.ended.get().is_none())
         };
         if writable().any(runs) {
             return Err("another backup of this guest runs: wait for its end".into());
@@ -124,6 +124,10 @@ impl Snapshot {
             *lock(&image.kept) = Some((number, Arc::clone(&kept)));
             let blocks = image.bytes().div_ceil(BLOCK) as u32;
             since.push(lock(&image.changes).begin(mark, blocks));
+        }
+        // One that came meanwhile did not find it.
+        if let Some(why) = inner.failure() {
+            kept.end(&why);
         }
         Ok(Self {
             inner: Arc::downgrade(inner),
@@ -179,16 +183,16 @@ impl Snapshot {
         if self.inner.strong_count() == 0 {
             self.end(REOPENED);
         }
-        let state = lock(&self.kept.state);
-        match &state.ended {
+        let kept = lock(&self.kept.state).slots.len();
+        match self.kept.ended.get() {
             Some(why) => Err(why.clone()),
-            None => Ok(state.slots.len() as u64 * BLOCK),
+            None => Ok(kept as u64 * BLOCK),
         }
     }
 
     /// Ends it: nothing is kept any more, and nothing can be read.
     pub fn end(&self, why: &str) {
-        lock(&self.kept.state).end(why);
+        self.kept.end(why);
     }
 
     /// Serves the disk of this number in the configuration over NBD, until the client leaves. With `only_changes` the blocks
@@ -320,6 +324,8 @@ pub(crate) struct Kept {
     dir: PathBuf,
     blocks_max: u64,
     state: Mutex<State>,
+    /// Why it has ended. Not in `state`, which is locked while a disk is waited for.
+    ended: OnceLock<String>,
 }
 
 #[derive(Debug)]
@@ -328,13 +334,6 @@ struct State {
     file: Arc<File>,
     /// By image and block, the place in the file, in blocks.
     slots: HashMap<(usize, u32), u64>,
-    ended: Option<String>,
-}
-
-impl State {
-    fn end(&mut self, why: &str) {
-        self.ended.get_or_insert_with(|| why.into());
-    }
 }
 
 impl Kept {
@@ -356,14 +355,14 @@ impl Kept {
             state: Mutex::new(State {
                 file: Arc::new(file.map_err(|error| cannot_keep(dir, &error))?),
                 slots: HashMap::new(),
-                ended: None,
             }),
+            ended: OnceLock::new(),
         })
     }
 
     /// What is read from now on is not to be used.
     pub(crate) fn end(&self, why: &str) {
-        lock(&self.state).end(why);
+        self.ended.get_or_init(|| why.into());
     }
 
     /// `runs` of blocks of an image are about to be written by one request: keeps what `read` reads of those that are
@@ -377,14 +376,14 @@ impl Kept {
         let mut state = lock(&self.state);
         let mut old = [0; DISK_BLOCK_BYTES];
         for (count, block) in runs.flatten().enumerate() {
-            if state.ended.is_some() {
+            if self.ended.get().is_some() {
                 return;
             }
             if state.slots.contains_key(&(image, block)) {
                 continue;
             }
             if count >= KEPT_A_REQUEST {
-                return state.end(&format!(
+                return self.end(&format!(
                     "the guest has discarded or zeroed more than {} MiB in one request, and of no more the old content \
                      is kept: back up when it does not (fstrim)",
                     (KEPT_A_REQUEST * DISK_BLOCK_BYTES) >> 20
@@ -392,7 +391,7 @@ impl Kept {
             }
             let slot = state.slots.len() as u64;
             if slot >= self.blocks_max {
-                return state.end(&format!(
+                return self.end(&format!(
                     "the guest has written {} MiB of the disks anew since the backup began, and of no more the old \
                      content is kept: give it more room with --keep-mib, let it read faster with --mib-per-s, or write \
                      it to a faster place",
@@ -402,7 +401,7 @@ impl Kept {
             let kept = read(u64::from(block) * BLOCK, &mut old)
                 .and_then(|()| state.file.write_all_at(&old, slot * BLOCK));
             if let Err(error) = kept {
-                return state.end(&cannot_keep(&self.dir, &error));
+                return self.end(&cannot_keep(&self.dir, &error));
             }
             state.slots.insert((image, block), slot);
         }
@@ -413,7 +412,7 @@ impl Kept {
         let end = offset + content.len() as u64;
         let blocks = (offset / BLOCK) as u32..end.div_ceil(BLOCK) as u32;
         let state = lock(&self.state);
-        if let Some(why) = &state.ended {
+        if let Some(why) = self.ended.get() {
             return Err(why.clone());
         }
         let file = Arc::clone(&state.file);

@@ -96,6 +96,7 @@ EXPORT int epoll_create1(int flags)
 static void unwatch(int fd, uint32_t number)
 {
     struct slot *slot = slot_at(number);
+    int error = errno;
     if (atomic_load(&slot->kind) != SLOT_CLIENT || atomic_load(&slot->refs) != 1)
         return;
     for (size_t at = 0; at < sizeof epolls / sizeof *epolls; at++) {
@@ -104,6 +105,7 @@ static void unwatch(int fd, uint32_t number)
             break;
         epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL);
     }
+    errno = error;
 }
 
 /* A descriptor of the connection is closed. */
@@ -183,7 +185,7 @@ static int copied(int fd, int copy, int flags)
     }
     uint32_t old = slot_of(copy), number = slot_of(fd);
     bool is_table = (old || number) && fd != copy && getpid() == process;
-    if (is_table && old)
+    if (is_table && old && REAL(fcntl)(fd, F_GETFD) >= 0)
         unwatch(copy, old);
     int result = REAL(dup3)(fd, copy, flags);
     if (result < 0 || !is_table || copy >= DESCRIPTORS_MAX)

@@ -23,8 +23,8 @@ const READ_BYTES: usize = 32 << 10;
 /// would wait, too.
 const UNSENT_BYTES_MAX: usize = 64 << 20;
 
-/// Descriptors that are left for all else: the links, the log's files, jobs and requests.
-const OTHER_DESCRIPTORS: u64 = 128;
+/// Descriptors that are left for all else: the links, the log's files, jobs and requests, and clients that go on sending.
+const OTHER_DESCRIPTORS: u64 = 192;
 
 /// No client is accepted for so long after the host had no descriptor or no memory for one.
 const REST: Duration = Duration::from_millis(100);
@@ -32,8 +32,11 @@ const REST: Duration = Duration::from_millis(100);
 /// A client whose connection the program has ended, and that goes on sending, is read for so long: the kernel answers what comes
 /// to a closed connection by a reset, and the client loses what it has not read of the reply.
 const LINGERS: Duration = Duration::from_secs(2);
-/// Reads of such a client in a turn.
+/// So many of them at most.
+const LINGERING_MAX: usize = 64;
+/// Reads of such a client in a turn, and bytes of a read.
 const LINGER_READS: usize = 16;
+const LINGER_BYTES: usize = 64 << 10;
 
 /// Proposes an entry.
 pub(crate) type Propose<'a> = &'a mut dyn FnMut(&Entry<'_>) -> Result<Viewstamp, Error>;
@@ -212,7 +215,10 @@ impl Clients {
 
     /// Drops what comes from clients whose connections the program has ended.
     fn linger(&mut self) {
-        let (now, mut scratch) = (Instant::now(), [0; 4096]);
+        if self.lingering.is_empty() {
+            return;
+        }
+        let (now, mut scratch) = (Instant::now(), vec![0; LINGER_BYTES]);
         self.lingering.retain_mut(|(stream, until)| {
             let reads = (0..LINGER_READS).find_map(|_| match stream.read(&mut scratch) {
                 Ok(count) if count > 0 => None,
@@ -282,7 +288,7 @@ impl Clients {
 
     /// Accepts clients that wait.
     pub fn accept(&mut self, propose: Propose<'_>) {
-        while let Some((stream, from)) = self.next_client(self.all.len() + self.lingering.len()) {
+        while let Some((stream, from)) = self.next_client(self.all.len()) {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -408,6 +414,9 @@ impl Clients {
         ends_in_order(&client.stream);
         let is_open = !client.ended && client.stream.shutdown(Shutdown::Write).is_ok();
         if is_open && epoll::delete(&self.epoll, &client.stream).is_ok() {
+            if self.lingering.len() == LINGERING_MAX {
+                self.lingering.remove(0);
+            }
             self.lingering
                 .push((client.stream, Instant::now() + LINGERS));
         }
