@@ -17,7 +17,7 @@ pub enum Payload {
     Copy,
     /// What the secondary's guest has sent.
     Outputs,
-    /// What operators ask another host's replica, and its answers.
+    /// Questions and orders of operators to another host's replica, and its answers.
     Relayed,
     /// Everything else: acknowledgements, small messages.
     Other,

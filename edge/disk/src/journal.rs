@@ -162,7 +162,7 @@ impl Journal {
             opened => opened.map_err(io_error("cannot open the disk journal", path))?,
         };
         // After a failed write the kernel keeps it in memory as if it were on the disk, and a power loss would bring back a slot
-        // that was believed to be replaced. What is not on the disk is written now, or dropped.
+        // that was believed to be replaced. So changes in memory are written now, and the rest is read from the disk again.
         file.sync_data()
             .map_err(io_error("cannot write the disk journal", path))?;
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);

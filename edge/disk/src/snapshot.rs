@@ -360,7 +360,7 @@ impl Kept {
         })
     }
 
-    /// What is read from now on is not to be used.
+    /// The snapshot ends here: later reads are not to be used.
     pub(crate) fn end(&self, why: &str) {
         self.ended.get_or_init(|| why.into());
     }

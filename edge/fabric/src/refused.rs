@@ -21,7 +21,7 @@ pub struct Refused(BTreeMap<ReplicaId, Refusals>);
 struct Refusals {
     why: String,
     at: Instant,
-    /// What the log has said last, and when.
+    /// The reason that the log named last, and when.
     named: (String, Instant),
 }
 

@@ -125,7 +125,7 @@ impl Nic {
     }
 
     fn keep(&mut self, frame: &Frame) -> bool {
-        // What a pause has taken back, of the socket and from beside it, is fed again before the guest runs.
+        // A pause takes back the frames in the socket and those beside it, and both are fed again before the guest runs.
         let max = if self.holding {
             2 * self.bytes_max
         } else {

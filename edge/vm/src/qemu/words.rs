@@ -24,7 +24,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// What its files say before it runs. Later nobody may wait for the disk that they are on.
+    /// Reads the files that name the firmware and the processor. Later nobody may wait for the disk that they are on.
     pub(super) fn by_files(config: &QemuConfig) -> Self {
         Self {
             firmware: firmware(config),

@@ -115,7 +115,7 @@ fn a_snapshot_ends_before_the_guest_waits() {
     take(&attachment, 2).unwrap();
 }
 
-/// What was written last may not be on the disk, and is opened anew.
+/// The newest writes may not be on the disk, and the files are opened anew.
 #[test]
 fn a_snapshot_ends_when_its_disks_fail() {
     let scratch = Scratch::new();
