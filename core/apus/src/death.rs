@@ -103,6 +103,17 @@ impl Heard {
 }
 
 impl Apus {
+    /// Whether this replica has heard the process as a leader or, leading, as a follower, so that its death would mean
+    /// something here.
+    pub fn has_heard(&self, process: Incarnation) -> bool {
+        let answered = match &self.role {
+            Role::Leading(leadership) => leadership.peers.get(&process.replica),
+            _ => None,
+        };
+        let answered = answered.and_then(|peer| peer.answered_by());
+        [self.heard.from, self.heard.dead, answered].contains(&Some(process))
+    }
+
     /// A process of a peer has died.
     pub(crate) fn process_died(
         &mut self,

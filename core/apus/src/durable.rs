@@ -6,8 +6,8 @@
 
 use crate::Apus;
 use crate::canary::canary;
-use crate::{Command, Configuration, Durability, DurableState};
-use plover_types::{Index, Viewstamp};
+use crate::{Command, Configuration, Durability, DurableState, Role};
+use plover_types::{Index, Micros, Viewstamp};
 
 impl Apus {
     /// Stores the state that outlives the process, after a change.
@@ -34,8 +34,13 @@ impl Apus {
         } else {
             let last = self.log.last().index.max(after.index);
             let mut entries = self.pool.lend_list();
+            let mut bytes = 0;
             for entry in self.log.slice(after.index.next(), last).iter() {
+                bytes += entry.payload.len();
                 entries.push(entry.copied(&mut self.pool));
+            }
+            if let Role::Leading(leadership) = &mut self.role {
+                leadership.unstored.asked(last, bytes, self.awake_at);
             }
             out.push(Command::PersistEntries {
                 after,
@@ -43,6 +48,21 @@ impl Apus {
                 entries,
             });
         }
+    }
+
+    /// When this leader has asked its own storage for the oldest entry that is not confirmed. `None` if none is under way.
+    pub fn unstored_since(&self) -> Option<Micros> {
+        match &self.role {
+            Role::Leading(leadership) => leadership.unstored.since(),
+            _ => None,
+        }
+    }
+
+    /// The milestone of this leader's that its own storage has not confirmed. `None` if none is under way.
+    pub fn unstored_milestone(&self) -> Option<Index> {
+        let is_under_way = matches!(self.role, Role::Leading(_)) && !self.milestone_is_stored();
+        let newest = self.milestones.newest.filter(|_| is_under_way);
+        newest.map(|milestone| milestone.index)
     }
 
     /// The last index at which this replica's own copy of the log counts towards a majority.

@@ -27,7 +27,7 @@ use crate::resign::Resigned;
 use crate::{Apus, Role};
 use crate::{Command, Entry, EntryKind, Members, ProposeError, VOTERS_MAX};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// The state of a leader.
 #[derive(Clone, Debug)]
@@ -48,6 +48,36 @@ pub(crate) struct Leadership {
     pub predecessor: Option<Resigned>,
     /// The last entry before those that `propose` took and `flush` has not sent.
     unsent: Option<Viewstamp>,
+    /// What waits for this replica's own storage.
+    pub unstored: Unstored,
+}
+
+/// Entries that a leader's own storage has not confirmed. Others may commit them meanwhile, and they may be trimmed, but
+/// they take memory until it has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unstored {
+    /// Of each request its last index, its bytes, and when it was made.
+    requests: VecDeque<(Index, usize, Micros)>,
+    bytes: usize,
+}
+
+impl Unstored {
+    pub(crate) fn asked(&mut self, last: Index, bytes: usize, now: Micros) {
+        self.requests.push_back((last, bytes, now));
+        self.bytes += bytes;
+    }
+
+    /// When the oldest request was made.
+    pub(crate) fn since(&self) -> Option<Micros> {
+        self.requests.front().map(|(_, _, since)| *since)
+    }
+
+    pub(crate) fn stored(&mut self, index: Index) {
+        while let Some((_, bytes, _)) = self.requests.front().filter(|it| it.0 <= index) {
+            self.bytes -= bytes;
+            self.requests.pop_front();
+        }
+    }
 }
 
 impl Leadership {
@@ -94,15 +124,16 @@ impl Apus {
         kind: EntryKind,
         payload: Vec<u8>,
     ) -> Result<Viewstamp, ProposeError> {
-        if !matches!(self.role, Role::Leading(_)) {
+        let Role::Leading(leadership) = &self.role else {
             return Err(ProposeError::NotLeader);
-        }
+        };
         if payload.len() + HEADER_BYTES_MAX + ENTRY_BYTES_MAX > self.config.message_bytes_max {
             return Err(ProposeError::TooLarge(payload.len()));
         }
         match kind {
             EntryKind::App => {
-                let is_full = self.log.bytes() + payload.len() > self.config.log_bytes_max;
+                let bytes = self.log.bytes().max(leadership.unstored.bytes);
+                let is_full = bytes + payload.len() > self.config.log_bytes_max;
                 if is_full || self.log.held() > self.config.held_bytes_max() {
                     return Err(ProposeError::LogFull);
                 }
@@ -237,6 +268,7 @@ impl Apus {
             hasty_until: Micros::ZERO,
             predecessor: self.heard.resigned.take(),
             unsent: None,
+            unstored: Unstored::default(),
         };
         self.transition(Role::Leading(leadership));
         self.told = None;

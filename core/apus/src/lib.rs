@@ -224,8 +224,11 @@ impl Apus {
             Event::StatePersisted(state) => self.state_persisted(now, state, out),
             Event::EntriesPersisted(viewstamp) => {
                 self.log.mark_stable(viewstamp);
-                match self.role {
-                    Role::Leading(_) => self.advance_commit(now, out),
+                match &mut self.role {
+                    Role::Leading(leadership) => {
+                        leadership.unstored.stored(viewstamp.index);
+                        self.advance_commit(now, out);
+                    }
                     _ => self.acknowledge(now, out),
                 }
                 self.check_recovered(out);

@@ -124,7 +124,6 @@ impl Replica {
         let cx = &mut self.cx;
         match &mut self.phase {
             Phase::Leader(leader) if leader.joins_with(attempt) => {
-                cx.peers.refused(from, cx.now);
                 leader.fail_join(cx, why);
             }
             Phase::Secondary(secondary) => {
@@ -206,7 +205,12 @@ impl Leader {
             Body::Fetch { sync, runs } => self.on_fetch(cx, from, sync, &runs),
             Body::Ack { sync } => self.on_ack(cx, from, sync),
             Body::GaveUp { sync, why } => self.on_gave_up(cx, from, sync, &why),
-            Body::GuestLost { why } => self.lose_peer(cx, from, &why),
+            Body::GuestLost { why } => {
+                if self.secondary(cx) == Some(from) {
+                    cx.peers.refused(from, cx.now);
+                }
+                self.lose_peer(cx, from, &why);
+            }
             Body::Uplink { up } => cx.on_peers_uplink(from, up),
             Body::Drained { drained } => cx.on_peer_drained(from, drained),
             Body::Copied { peer } => self.copied = Some((from, peer)),

@@ -242,6 +242,15 @@ impl Replica {
                 self.become_witness();
             }
             Phase::Joining { .. } => {
+                // The leader may take the join for complete, and count on this guest.
+                if let Some(leader) = self
+                    .cx
+                    .leader_of_view()
+                    .filter(|_| self.counts_once_loaded())
+                {
+                    let why = why.clone();
+                    self.cx.send_bulk(leader, Body::GuestLost { why });
+                }
                 self.target_died(why);
                 self.become_witness();
             }

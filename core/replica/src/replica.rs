@@ -226,6 +226,9 @@ impl Replica {
             self.watch_hypervisor();
             self.watch_uplink();
             self.watch_planned();
+            if let Some((leader, cx)) = self.leading() {
+                leader.watch_log(cx);
+            }
             // This replica may have given up the lead just now.
             self.drain_consensus();
             if let Some((leader, cx)) = self.leading() {

@@ -26,7 +26,7 @@ pub(crate) fn served_within(fault: Fault) -> Micros {
 pub(crate) const SPAN: Micros = Micros(20_000_000);
 
 /// The faults that the group has to get along with.
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 13] = [
     Kind::Crash,
     Kind::Wipe,
     Kind::Stop,
@@ -39,6 +39,7 @@ const KINDS: [Kind; 12] = [
     Kind::Isolate,
     Kind::Slow,
     Kind::SlowDisk,
+    Kind::HangDisk,
 ];
 
 /// Whether the faults of a seed strike alone.

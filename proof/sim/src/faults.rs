@@ -40,6 +40,8 @@ pub enum Fault {
     FullRing(ReplicaId, ReplicaId),
     /// Stable storage is slow.
     SlowDisk(ReplicaId),
+    /// Nothing that is written becomes durable.
+    HangDisk(ReplicaId),
     /// The clients' bridge is slow to learn where the guest is.
     StaleBridge,
 }
@@ -52,7 +54,7 @@ impl Fault {
                 Some(who)
             }
             Self::KillGuest(who) | Self::HangGuest(who) | Self::LoseUplink(who) => Some(who),
-            Self::SlowDisk(who) | Self::LoseTap(who) => Some(who),
+            Self::SlowDisk(who) | Self::HangDisk(who) | Self::LoseTap(who) => Some(who),
             Self::Cut(..) | Self::CutOneWay(..) | Self::Reset(..) | Self::Slow(..) => None,
             Self::FullRing(..) | Self::StaleBridge => None,
         }
@@ -65,7 +67,8 @@ impl Fault {
             Self::Reset(..) | Self::Slow(..) | Self::FullRing(..) => true,
             Self::Crash(_) | Self::Wipe(_) | Self::Stop(..) => false,
             Self::KillGuest(_) | Self::HangGuest(_) | Self::LoseUplink(_) => false,
-            Self::SlowDisk(_) | Self::LoseTap(_) | Self::StaleBridge => false,
+            Self::SlowDisk(_) | Self::HangDisk(_) | Self::LoseTap(_) => false,
+            Self::StaleBridge => false,
         }
     }
 }
@@ -114,12 +117,14 @@ pub enum Kind {
     FullRing,
     /// See [`Fault::SlowDisk`].
     SlowDisk,
+    /// See [`Fault::HangDisk`].
+    HangDisk,
     /// See [`Fault::StaleBridge`].
     StaleBridge,
 }
 
 /// All kinds; some are listed twice, so that they come more often.
-const KINDS: [Kind; 17] = [
+const KINDS: [Kind; 18] = [
     Kind::Crash,
     Kind::Crash,
     Kind::Wipe,
@@ -136,17 +141,19 @@ const KINDS: [Kind; 17] = [
     Kind::Slow,
     Kind::FullRing,
     Kind::SlowDisk,
+    Kind::HangDisk,
     Kind::StaleBridge,
 ];
 
 /// Kinds that strike at a given moment with some effect.
-const SUDDEN: [Kind; 9] = [
+const SUDDEN: [Kind; 10] = [
     Kind::Crash,
     Kind::Crash,
     Kind::Crash,
     Kind::Stop,
     Kind::KillGuest,
     Kind::HangGuest,
+    Kind::HangDisk,
     Kind::Cut,
     Kind::Isolate,
     Kind::Reset,
@@ -382,6 +389,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
         Kind::Slow => Fault::Slow(victim, other),
         Kind::FullRing => Fault::FullRing(from, to),
         Kind::SlowDisk => Fault::SlowDisk(victim),
+        Kind::HangDisk => Fault::HangDisk(victim),
         Kind::StaleBridge => Fault::StaleBridge,
     }
 }

@@ -78,6 +78,7 @@ impl World {
         self.end_upgrading();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
+            self.unhang_disk(who);
             self.process_mut(who).has_tap = true;
             self.go_on(who);
             self.unhang_guest(who);

@@ -49,6 +49,8 @@ pub struct Process {
     pub disk_free_at: Micros,
     /// The disk is slow.
     pub disk_slow: bool,
+    /// How many writes a disk that hangs would have done by now.
+    pub disk_hangs: Option<u32>,
     /// When all that it was given while it was slow is done.
     pub disk_slow_until: Micros,
     /// Whether it reads the TAP.
@@ -94,6 +96,7 @@ impl Process {
             disk: Disk::default(),
             disk_free_at: Micros::ZERO,
             disk_slow: false,
+            disk_hangs: None,
             disk_slow_until: Micros::ZERO,
             facing: false,
             has_tap: true,
@@ -114,6 +117,7 @@ impl Process {
     pub fn vanish(&mut self) {
         self.state = State::Down;
         self.incarnation += 1;
+        self.disk_hangs = self.disk_hangs.map(|_| 0);
         self.replica = None;
         self.hypervisor = None;
         self.facing = false;

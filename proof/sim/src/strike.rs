@@ -187,6 +187,10 @@ impl World {
                 self.process_mut(who).disk_slow = true;
                 Some("fault: slow disk")
             }
+            Fault::HangDisk(who) => {
+                self.process_mut(who).disk_hangs.get_or_insert(0);
+                Some("fault: disk hangs")
+            }
             Fault::StaleBridge => {
                 self.clients.stale = true;
                 Some("fault: stale bridge")
@@ -405,6 +409,16 @@ impl World {
         }
     }
 
+    /// The disk answers again.
+    pub(crate) fn unhang_disk(&mut self, who: ReplicaId) {
+        let process = self.process_mut(who);
+        let (done, incarnation) = (process.disk_hangs.take(), process.incarnation);
+        for _ in 0..done.unwrap_or_default() {
+            self.plan
+                .after(Micros::ZERO, Happening::Stored(who, incarnation));
+        }
+    }
+
     /// A fault ends.
     pub(crate) fn mend(&mut self, fault: Fault) {
         self.active_faults -= 1;
@@ -441,6 +455,7 @@ impl World {
                 process.disk_slow = false;
                 process.disk_slow_until = process.disk_free_at.max(process.answers_free_at);
             }
+            Fault::HangDisk(who) => self.unhang_disk(who),
             Fault::StaleBridge => self.clients.stale = false,
             Fault::Crash(_) | Fault::Wipe(_) | Fault::KillGuest(_) | Fault::Reset(..) => {}
         }

@@ -13,6 +13,8 @@ pub enum OwnFault {
     Uplink,
     /// The hypervisor, or a disk under it, does not answer in time.
     Hypervisor,
+    /// The disk does not answer in time on which this replica keeps its promise and its log.
+    Storage,
 }
 
 /// Things worth a line in the trace, with the moment at which they happened.

@@ -38,6 +38,11 @@ impl Replica {
             CopyPurpose::Join => !matches!(self.role(), Role::Recovering | Role::Leader),
             CopyPurpose::Warm => self.role() == Role::Witness,
         };
+        if self.role() == Role::Recovering {
+            let why = "this replica has just started, and learns the group's log first".into();
+            self.cx.send_bulk(from, Body::CopyFailed { attempt, why });
+            return;
+        }
         if !is_free {
             return;
         }

@@ -201,6 +201,8 @@ impl Leader {
         }
         self.slot.is_retry = false;
         self.next_join_at = cx.now + BACKOFF;
+        // The guest stands in each final syncvm, and clients wait for one that fails: not again and again.
+        cx.peers.refused(join.peer, cx.now);
         // It may have been slow and nothing else, and would go on waiting for this leader.
         let (attempt, reason) = (join.attempt, why.to_string());
         cx.send_bulk(
@@ -338,7 +340,6 @@ impl Leader {
         self.settles = join.replaces;
         self.join = None;
         cx.peers.end_copy();
-        cx.peers.forget_refusal(peer);
         let both = ReplicaSet::of([cx.config.me, peer]);
         self.propose_in_sync(cx, both);
     }

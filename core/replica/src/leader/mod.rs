@@ -16,6 +16,7 @@ mod announcements;
 pub(crate) mod clean;
 mod inputs;
 pub(crate) mod join;
+mod late_log;
 pub(crate) mod matching;
 pub(crate) mod operators;
 mod outputs;
@@ -27,6 +28,7 @@ mod tests;
 use self::announcements::Announcements;
 use self::clean::CleanReplies;
 use self::join::LeadJoin;
+use self::late_log::LogWaits;
 use self::matching::Matching;
 use self::slot::Slot;
 use self::sync::LeadSync;
@@ -74,6 +76,7 @@ pub(crate) struct Leader {
     pub switchover: Option<Switchover>,
     /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
     pub kept_frames: Option<Vec<Vec<Frame>>>,
+    log_waits: LogWaits,
     announcements: Announcements,
 }
 
@@ -96,6 +99,7 @@ impl Leader {
             copied: None,
             switchover: None,
             kept_frames: None,
+            log_waits: LogWaits::default(),
             announcements: Announcements::none(),
         }
     }
@@ -215,6 +219,7 @@ impl Leader {
         let deadline = self.slot_deadline(cx).min(self.join_deadline(cx));
         let deadline = deadline.min(self.switchover_deadline());
         let deadline = deadline.min(self.operators_deadline(cx));
+        let deadline = deadline.min(self.log_deadline(cx));
         deadline.min(self.announcements_deadline())
     }
 }

@@ -47,6 +47,11 @@ fn own_patience(cx: &Context) -> Micros {
     Micros(cx.config.hypervisor_timeout.0 * PATIENCE_TIMEOUTS)
 }
 
+/// For how long another replica may make no progress.
+pub(super) fn patience(cx: &Context) -> Micros {
+    Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS)
+}
+
 impl Leader {
     /// Whether a sync stands still at a step that is this side's.
     pub(crate) fn stalls_here(&self, cx: &Context) -> bool {
@@ -60,9 +65,8 @@ impl Leader {
     /// Starts a sync when the slot rule says so or the last one failed; gives one up that stands still.
     pub(crate) fn tick_slot(&mut self, cx: &mut Context) {
         if let Some(sync) = &self.sync {
-            let patience = Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS);
             let is_its_turn = sync.waits_for_secondary() || canary!(cx, BlameSecondary);
-            if is_its_turn && cx.now.since(sync.run.last_progress) > patience {
+            if is_its_turn && cx.now.since(sync.run.last_progress) > patience(cx) {
                 let peer = sync.run.peer;
                 self.abort_sync(cx, "the secondary made no progress");
                 self.lose_peer(cx, peer, "a syncvm made no progress");
@@ -165,9 +169,7 @@ impl Leader {
                     Micros::NEVER
                 }
             }
-            Some(sync) => {
-                sync.run.last_progress + Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS + 1)
-            }
+            Some(sync) => sync.run.last_progress + patience(cx) + Micros(1),
             None if self.may_end_slot(cx) && cx.guest.power == Power::Running => {
                 let when = cx.config.policy.sync;
                 let view = self.slot_view(cx);

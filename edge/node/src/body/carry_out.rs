@@ -6,7 +6,7 @@ use super::{Body, BoxError};
 use crate::clock;
 use plover_disk::Disks;
 use plover_fabric::WriteError;
-use plover_replica::{Action, ConsoleHold, Note, Role};
+use plover_replica::{Action, ConsoleHold, Note, OwnFault, Role};
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
 
@@ -292,7 +292,15 @@ impl Body {
                     "this replica hands over to replica {to}, as an operator wants"
                 );
             }
-            // The fault was logged when it was noticed.
+            Note::Resigned {
+                why: OwnFault::Storage,
+            } => {
+                tracing::error!(
+                    event = "storage_late",
+                    "the disk under state_dir has not stored this replica's log in time: it hands over"
+                );
+            }
+            // These faults were logged when they were noticed.
             Note::Resigned { .. } => {}
             Note::Succeeds { .. } => {
                 tracing::info!(

@@ -141,6 +141,7 @@ pub(super) struct LostLeads {
     deposed: u64,
     for_uplink: u64,
     for_hypervisor: u64,
+    for_storage: u64,
 }
 
 impl LostLeads {
@@ -154,6 +155,7 @@ impl LostLeads {
                 match why {
                     OwnFault::Uplink => self.for_uplink += 1,
                     OwnFault::Hypervisor => self.for_hypervisor += 1,
+                    OwnFault::Storage => self.for_storage += 1,
                 }
             }
             // An operator wants the handover, or the guest is gone.
@@ -174,7 +176,11 @@ impl LostLeads {
 
     /// How often this leader has handed over because of a fault of its host, by the fault.
     pub fn handovers(&self) -> Value {
-        json!({"uplink": self.for_uplink, "hypervisor": self.for_hypervisor})
+        json!({
+            "uplink": self.for_uplink,
+            "hypervisor": self.for_hypervisor,
+            "storage": self.for_storage,
+        })
     }
 }
 
@@ -340,7 +346,10 @@ mod tests {
             lost.note(&deposed());
         }
         assert_eq!(lost.deposed(), 1);
-        assert_eq!(lost.handovers(), json!({"uplink": 1, "hypervisor": 1}));
+        assert_eq!(
+            lost.handovers(),
+            json!({"uplink": 1, "hypervisor": 1, "storage": 0})
+        );
         // The guest was lost before this replica led.
         lost.note(&Note::GuestLost { why });
         lost.note(&Note::Elected { view });

@@ -30,7 +30,10 @@ impl Leader {
         cx.note_phase(number, Phase::Release);
         self.slot.is_retry = false;
         self.partner.take_if(|partner| *partner == from);
-        self.is_proven |= !joins;
+        if !joins {
+            self.is_proven = true;
+            cx.peers.forget_refusal(from);
+        }
         let replaces = joins && self.is_replacing();
         if !replaces {
             cx.memory.ledger.settle();

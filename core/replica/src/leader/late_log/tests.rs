@@ -1,0 +1,169 @@
+//! Three replicas whose messages arrive and whose guests and disks answer at once, but for a disk that hangs.
+
+use super::*;
+use crate::api::{Action, Config, Event, Note, Role};
+use crate::replica::Replica;
+use apus::{Durability, Start};
+use plover_types::{Lane, MachineWords, ReplicaSet};
+use std::collections::VecDeque;
+
+struct Group {
+    now: Micros,
+    replicas: Vec<Replica>,
+    due: VecDeque<(ReplicaId, Event)>,
+    hangs: Option<ReplicaId>,
+    /// The last answer of the disk that hangs.
+    held: Option<Event>,
+    notes: Vec<Note>,
+}
+
+const LEADER: ReplicaId = ReplicaId(0);
+const OTHER: ReplicaId = ReplicaId(1);
+
+impl Group {
+    /// A group whose leader serves alone.
+    fn new(durability: Durability) -> Self {
+        let ids = [0, 1, 2].map(ReplicaId);
+        let replica = |id| {
+            let config = Config {
+                first_leader: LEADER,
+                durability,
+                // The guest is not paused for a syncvm here, so none ends or fails.
+                hypervisor_timeout: Micros::from_ms(60_000),
+                ..Config::new(id, ReplicaSet::of(ids), 16)
+            };
+            Replica::new(config, Start::Fresh, Micros(1))
+        };
+        let mut group = Self {
+            now: Micros(1),
+            replicas: ids.map(replica).into(),
+            due: VecDeque::new(),
+            hangs: None,
+            held: None,
+            notes: Vec::new(),
+        };
+        for (id, peer) in ids.iter().flat_map(|id| ids.map(|peer| (*id, peer))) {
+            if id != peer {
+                group.due.push_back((id, Event::Link { peer, up: true }));
+            }
+        }
+        group.run(1_000);
+        assert!(group.leader().0.serving);
+        group
+    }
+
+    fn leader(&mut self) -> (&mut Leader, &mut Context) {
+        self.replicas[0].leading().expect("replica 0 leads")
+    }
+
+    /// The other replica holds the guest, and is named in sync.
+    fn join(&mut self) {
+        let joiner = &mut self.replicas[1];
+        joiner.cx.group.core.set_holds_state(true);
+        let (leader, cx) = self.leader();
+        leader.propose_in_sync(cx, ReplicaSet::of([LEADER, OTHER]));
+    }
+
+    fn run(&mut self, ms: u64) {
+        let until = self.now + Micros::from_ms(ms);
+        while self.now < until {
+            while let Some((to, event)) = self.due.pop_front() {
+                self.apply(to, event);
+            }
+            self.now = self.now + Micros::from_ms(5);
+            for id in [0, 1, 2].map(ReplicaId) {
+                self.due.push_back((id, Event::Tick));
+            }
+        }
+    }
+
+    fn apply(&mut self, to: ReplicaId, event: Event) {
+        let mut out = Vec::new();
+        self.replicas[usize::from(to.0)].apply(self.now, event, &mut out);
+        let hangs = self.hangs == Some(to);
+        for action in out {
+            let answer = match action {
+                Action::Write {
+                    to: peer,
+                    lane: Lane::Log,
+                    bytes,
+                    ..
+                } => {
+                    let (from, lane) = (to, Lane::Log);
+                    let event = Event::Received { from, lane, bytes };
+                    self.due.push_back((peer, event));
+                    continue;
+                }
+                Action::PersistState(state) if hangs => {
+                    self.held = Some(Event::StatePersisted(state));
+                    continue;
+                }
+                Action::PersistState(state) => Event::StatePersisted(state),
+                Action::PersistEntries { after, entries, .. } if !hangs => {
+                    let last = entries.last().map_or(after, |entry| entry.viewstamp);
+                    Event::EntriesPersisted(last)
+                }
+                Action::StartGuest(_) => Event::GuestStarted(MachineWords::default()),
+                Action::Resume => Event::GuestResumed,
+                Action::Probe => Event::Probed,
+                Action::Note(note) if to == LEADER => {
+                    self.notes.push(note);
+                    continue;
+                }
+                _ => continue,
+            };
+            self.due.push_back((to, answer));
+        }
+    }
+}
+
+/// It answers, and its disk hangs: what rests on its promise would wait for ever.
+#[test]
+fn a_joiner_that_does_not_store_its_promise_is_lost() {
+    let mut group = Group::new(Durability::Memory);
+    group.hangs = Some(OTHER);
+    group.join();
+    group.run(100);
+    let (leader, cx) = group.leader();
+    assert!(!leader.is_solo(cx) && leader.proposed.is_some());
+    group.run(3_000);
+    let (leader, cx) = group.leader();
+    assert!(leader.is_solo(cx), "{:?}", leader.proposed);
+}
+
+#[test]
+fn a_disk_that_is_slow_for_a_moment_costs_nobody() {
+    let mut group = Group::new(Durability::Memory);
+    group.hangs = Some(OTHER);
+    group.join();
+    group.run(100);
+    group.hangs = None;
+    let stored = group.held.take().expect("it has a promise to store");
+    group.due.push_back((OTHER, stored));
+    group.run(100);
+    let (leader, cx) = group.leader();
+    assert_eq!((leader.proposed, cx.group.in_sync.len()), (None, 2));
+}
+
+/// The others commit without it, but what waits for its disk takes more and more memory.
+#[test]
+fn a_leader_whose_own_disk_hangs_hands_over_if_another_one_holds_the_guest() {
+    let resigned = |note: &Note| {
+        let why = OwnFault::Storage;
+        *note == Note::Resigned { why }
+    };
+    for joins in [false, true] {
+        let mut group = Group::new(Durability::Disk);
+        if joins {
+            group.join();
+            group.run(100);
+        }
+        group.hangs = Some(LEADER);
+        let (_, cx) = group.leader();
+        let _ = cx.propose(apus::EntryKind::App, vec![7]);
+        group.run(3_000);
+        let count = group.notes.iter().filter(|note| resigned(note)).count();
+        assert_eq!(count, usize::from(joins));
+        assert_eq!(group.replicas[0].role() == Role::Leader, !joins);
+    }
+}
