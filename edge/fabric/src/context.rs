@@ -232,13 +232,17 @@ impl Context {
         }
     }
 
-    /// Either side refused a handshake with `peer`. The log says so once.
-    pub fn refused(&mut self, peer: ReplicaId, place: &dyn Display, why: &No, now: Instant) {
-        self.stats.rejected += 1;
+    /// A peer that this replica has dialled answers with a refusal. One that dials says nothing of the kind.
+    pub fn answered_no(&mut self, peer: ReplicaId, why: &No) {
         // Once linked, a peer that lies could say so to make this replica give up.
         if why.verdict == Refusal::Twin && self.processes_of(peer).is_new() {
             self.twin = Some((peer, why.to_string()));
         }
+    }
+
+    /// Either side refused a handshake with `peer`. The log says so once.
+    pub fn refused(&mut self, peer: ReplicaId, place: &dyn Display, why: &No, now: Instant) {
+        self.stats.rejected += 1;
         if self.refused.note(peer, why, now) {
             let me = self.me;
             warn!(

@@ -190,6 +190,7 @@ impl<T: Transport> Peer<T> {
                 self.link = Link::Up(Box::new(up));
             }
             Ok(Step::Refused(why)) => {
+                self.heed(context, &why);
                 context.refused(self.id, &self.place, &why, now);
                 self.link = Link::Down;
                 self.dial_at = now + REFUSED_EVERY;
@@ -264,6 +265,15 @@ impl<T: Transport> Peer<T> {
         // At once, but never faster than the pace.
         let paced = self.dialled_at.map_or(now, |at| at + T::DIAL_EVERY);
         self.dial_at = now.max(paced);
+        if let Loss::Refused(why) = loss {
+            self.heed(context, why);
+        }
         context.lost(self.id, &self.place, was_up, loss);
+    }
+
+    fn heed(&self, context: &mut Context, why: &No) {
+        if self.dials(context) {
+            context.answered_no(self.id, why);
+        }
     }
 }

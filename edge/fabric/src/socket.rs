@@ -304,6 +304,9 @@ struct Acknowledged {
     heard_ago: Duration,
 }
 
+/// A peer whose window is closed and whose kernel has said nothing for so long owes an answer.
+const UNHEARD_MAX: Duration = Duration::from_secs(10);
+
 /// Asks the kernel.
 fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
     // SAFETY: `tcp_info` is a C struct of integers; all zeros is a value of it.
@@ -327,11 +330,16 @@ fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
     // Data sent in the same millisecond as the peer was heard counts as answered; if it was
     // not, the retransmission will tell.
     let data = info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
-    // Only probes of a closed window back off.
-    let probes_missed_max = if info.tcpi_backoff > 0 { 1 } else { 0 };
+    let heard_ago = Duration::from_millis(u64::from(info.tcpi_last_ack_recv));
+    // Only probes of a closed window back off: to minutes, in which nothing tells a host that is gone from one whose
+    // process does not read.
+    let probes = match info.tcpi_backoff > 0 {
+        true => info.tcpi_probes > 1 || heard_ago >= UNHEARD_MAX,
+        false => info.tcpi_probes > 0,
+    };
     Ok(Acknowledged {
-        owed: data || info.tcpi_probes > probes_missed_max,
-        heard_ago: Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
+        owed: data || probes,
+        heard_ago,
     })
 }
 

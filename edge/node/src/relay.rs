@@ -23,6 +23,8 @@ use serde::{Deserialize, Serialize};
 
 /// The first byte of such a record.
 const MARK: u8 = 0xf2;
+/// The second byte of an `Ask`.
+const ASK: u8 = 0;
 const _: () = assert!(MARK > wire::WIRE_VERSION, "a version is taken for a mark");
 
 /// A message from one replica to another, for an operator.
@@ -70,6 +72,11 @@ impl Relayed {
     /// The record.
     pub fn to_record(&self) -> Vec<u8> {
         wire::encode_part(self, vec![MARK])
+    }
+
+    /// Whether a record asks for something to be carried out here.
+    pub fn asks(record: &[u8]) -> bool {
+        record.starts_with(&[MARK, ASK])
     }
 
     /// Decodes a record; `None` if it is no such record, or is malformed.

@@ -38,7 +38,6 @@ impl Shm {
         Offering {
             hello: context.hello(peer, BOTH_LANES, self.layout.ring_bytes(), session),
             offer: None,
-            is_same_user: true,
         }
     }
 

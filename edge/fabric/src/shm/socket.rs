@@ -174,6 +174,10 @@ impl Listen for Listener {
     }
 
     fn read(&self, socket: &mut OwnedFd, (): &mut ()) -> Result<Option<Offering>, Loss> {
+        // Before anything is taken: to close a descriptor of another user's file system waits for that user.
+        if !is_same_user(socket) {
+            return Err(Loss::Refused(Refusal::User.into()));
+        }
         receive(socket)
     }
 
@@ -193,8 +197,6 @@ pub fn is_same_user(socket: &OwnedFd) -> bool {
 pub struct Offering {
     pub hello: Hello,
     pub offer: Option<Offer>,
-    /// Whether its sender runs as the same user as this process.
-    pub is_same_user: bool,
 }
 
 impl Greet for Offering {
@@ -211,12 +213,9 @@ impl Greet for Offering {
     }
 
     fn refusal(&self, mine: &Self) -> Option<No> {
-        let user = (!self.is_same_user).then_some(Refusal::User);
         let memory = self.offer.is_none().then_some(Refusal::Memory);
-        let hello = || self.hello.no(&mine.hello);
-        user.map(No::from)
-            .or_else(hello)
-            .or_else(|| memory.map(No::from))
+        let hello = self.hello.no(&mine.hello);
+        hello.or_else(|| memory.map(No::from))
     }
 
     fn refuse(&mut self, why: Refusal) {
@@ -254,7 +253,7 @@ fn send(socket: &OwnedFd, greeting: &Offering) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes in a greeting, if there is one.
+/// Takes in a greeting, if there is one. The process at the other end is one of the same user.
 pub fn receive(socket: &OwnedFd) -> Result<Option<Offering>, Loss> {
     // One byte more than a greeting has, so that a longer message shows.
     let mut bytes = [0; HELLO_BYTES + 1];
@@ -295,11 +294,7 @@ pub fn receive(socket: &OwnedFd) -> Result<Option<Offering>, Loss> {
     let bytes =
         bytes.ok_or_else(|| Loss::Damage("it sent something else than a greeting".into()))?;
     let hello = Hello::decode(&bytes).map_err(|error| Loss::Damage(error.to_string()))?;
-    Ok(Some(Offering {
-        hello,
-        offer,
-        is_same_user: is_same_user(socket),
-    }))
+    Ok(Some(Offering { hello, offer }))
 }
 
 #[cfg(test)]

@@ -7,7 +7,11 @@ use plover_replica::{Event, NotTaken, OperatorInput, Role, Ticket};
 use plover_types::ReplicaId;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+
+/// Answers that may wait for a disk at the same time, each on a thread.
+const ANSWERS_MAX: usize = 16;
 
 /// Who waits for the answer to a request.
 #[derive(Debug)]
@@ -82,7 +86,11 @@ impl Body {
         asker: Asker,
         make: impl FnOnce() -> Value + Send + 'static,
     ) {
-        let requests = self.control.handle();
+        if Arc::strong_count(&self.answering) > ANSWERS_MAX {
+            let why = "too many requests wait for a disk of this host: look whether one hangs, and try again then";
+            return self.reply(asker, &json!({"error": why}));
+        }
+        let (requests, counts) = (self.control.handle(), self.answering.clone());
         let (give, given) = channel();
         let made = std::thread::Builder::new()
             .name("answer".into())
@@ -91,6 +99,7 @@ impl Body {
                 if let Ok(asker) = given.recv() {
                     requests.send(Request::Answer { asker, answer });
                 }
+                drop(counts);
             });
         match made {
             Ok(_) => {

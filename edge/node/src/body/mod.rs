@@ -221,6 +221,8 @@ struct Body {
     sampled_at: Micros,
     /// When QEMU's page faults were last counted, and how many it had at the last scan.
     looked_at_faults: Micros,
+    /// Counts the threads of answers that wait for a disk.
+    answering: Arc<()>,
     faults_at_scan: u64,
     ready: Ready,
     /// Bulk records that have come and wait for their turn.

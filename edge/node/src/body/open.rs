@@ -36,6 +36,7 @@ use plover_replica::{Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::choose_accel;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 impl Body {
     pub(super) fn open(
@@ -193,6 +194,7 @@ impl Body {
             sends_on_until: Micros::ZERO,
             sampled_at: Micros::ZERO,
             looked_at_faults: Micros::ZERO,
+            answering: Arc::default(),
             faults_at_scan: 0,
             ready: Ready::default(),
             bulk: Waiting::new(layout.pages()),

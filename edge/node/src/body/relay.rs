@@ -243,8 +243,12 @@ impl Body {
     }
 
     fn on_answer(&mut self, from: ReplicaId, id: u64, answer: &str) {
-        let asked = self.relay.asked.remove(&id);
-        let Some(asked) = asked.filter(|asked| asked.to == from) else {
+        let is_asked = self
+            .relay
+            .asked
+            .get(&id)
+            .is_some_and(|asked| asked.to == from);
+        let Some(asked) = is_asked.then(|| self.relay.asked.remove(&id)).flatten() else {
             return;
         };
         let answer = serde_json::from_str(answer).unwrap_or_else(|error| {

@@ -18,11 +18,28 @@ use super::{Body, BoxError};
 use crate::clock;
 use plover_fabric::FabricEvent;
 use plover_types::{Micros, ReplicaId};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The time for which a replica that starts waits for its peers before it takes part. A peer has found out whether
 /// another process of this replica lives after some 0.3 s. Only a start beside a peer that is down takes so long.
 const WITHIN: Micros = Micros::from_ms(1000);
+
+/// The most bytes of one peer that are kept meanwhile, and what each record counts beside its own.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+const RECORD_WEIGHT: usize = 64;
+
+/// The peers that have said more than is kept.
+fn talkative(happened: &[FabricEvent]) -> Vec<ReplicaId> {
+    let mut kept = BTreeMap::<ReplicaId, usize>::new();
+    for event in happened {
+        if let FabricEvent::Record { from, bytes, .. } = event {
+            *kept.entry(*from).or_default() += bytes.len() + RECORD_WEIGHT;
+        }
+    }
+    let too_much = kept.into_iter().filter(|(_, kept)| *kept > KEPT_BYTES_MAX);
+    too_much.map(|(peer, _)| peer).collect()
+}
 
 impl Body {
     /// Makes links, and keeps what comes over them until this process may take part.
@@ -34,6 +51,12 @@ impl Body {
                 return Ok(());
             };
             fabric.progress(&mut happened);
+            for peer in talkative(&happened) {
+                fabric.cut(peer, "more than this replica keeps until it takes part");
+                happened.retain(
+                    |event| !matches!(event, FabricEvent::Record { from, .. } if *from == peer),
+                );
+            }
             if self.give_way()? {
                 return Ok(());
             }

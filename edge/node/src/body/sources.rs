@@ -2,7 +2,7 @@
 
 use super::{Body, BoxError, FRAMES_PER_TURN, INPUT_BYTES_PER_TURN, WORK_A_TURN};
 use crate::clock;
-use crate::death::{Reports, is_for_one};
+use crate::death::is_for_one;
 use crate::relay::Relayed;
 use plover_disk::DiskEvent;
 use plover_fabric::FabricEvent;
@@ -77,6 +77,10 @@ impl Body {
     fn take_record(&mut self, from: ReplicaId, lane: Lane, bytes: Vec<u8>) -> Result<(), BoxError> {
         if let Some(relayed) = Relayed::of_record(&bytes) {
             return match relayed {
+                Ok(_) if lane != Lane::Bulk => {
+                    self.cut_link(from, "a request on the lane of the log");
+                    Ok(())
+                }
                 Ok(said) => self.on_relayed(from, said),
                 Err(error) => {
                     self.cut_link(from, &format!("a request that does not decode: {error}"));
@@ -102,7 +106,9 @@ impl Body {
     }
 
     pub(super) fn take_deaths(&mut self) -> Result<(), BoxError> {
-        let reports = self.deaths.as_mut().map(Reports::take);
+        let core = self.replica.consensus_core();
+        let reports = self.deaths.as_mut();
+        let reports = reports.map(|it| it.take(|dead| core.has_heard(dead)));
         for report in reports.unwrap_or_default() {
             match report.frame {
                 Some(frame) => self.sent_on.keep(clock::now(), frame),

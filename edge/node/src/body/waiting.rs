@@ -4,6 +4,7 @@
 //! The windows of syncs and copies bound what a correct peer has under way, and the rings bound nothing here: records leave
 //! them when they come. So a peer that sends more than its windows allow is cut off.
 
+use crate::relay::Relayed;
 use plover_types::ReplicaId;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,6 +17,16 @@ const HASH_BYTES: usize = 16;
 
 /// Memory that a record takes besides its bytes.
 const RECORD_WEIGHT: usize = 64;
+
+/// An operator's request is small, and to answer it takes long, some 40 µs: no more than 256 of a peer wait.
+const REQUEST_WEIGHT: usize = 256 << 10;
+
+fn weight_of(record: &[u8]) -> usize {
+    match Relayed::asks(record) {
+        true => record.len() + REQUEST_WEIGHT,
+        false => record.len() + RECORD_WEIGHT,
+    }
+}
 
 /// The records, in the order in which they came.
 #[derive(Debug)]
@@ -45,7 +56,7 @@ impl Waiting {
     /// What it has sent, in words.
     pub(super) fn push(&mut self, from: ReplicaId, bytes: Vec<u8>) -> Result<(), String> {
         let weight = self.weights.entry(from).or_default();
-        *weight += bytes.len() + RECORD_WEIGHT;
+        *weight += weight_of(&bytes);
         if *weight > self.weight_max {
             self.forget(from);
             return Err(format!(
@@ -60,7 +71,7 @@ impl Waiting {
     pub(super) fn pop(&mut self) -> Option<(ReplicaId, Vec<u8>)> {
         let (from, bytes) = self.records.pop_front()?;
         if let Some(weight) = self.weights.get_mut(&from) {
-            *weight = weight.saturating_sub(bytes.len() + RECORD_WEIGHT);
+            *weight = weight.saturating_sub(weight_of(&bytes));
         }
         Some((from, bytes))
     }
@@ -89,6 +100,10 @@ mod tests {
         // Small records count, too.
         let none = (0..10_000_000).take_while(|_| waiting.push(liar, Vec::new()).is_ok());
         assert!(none.count() < 10_000_000);
+        let request = "{}".to_string();
+        let asked = Relayed::Ask { id: 7, request }.to_record();
+        let asked = (0..1000).take_while(|_| waiting.push(liar, asked.clone()).is_ok());
+        assert_eq!(asked.count(), BYTES_MAX / REQUEST_WEIGHT - 1);
     }
 
     #[test]
