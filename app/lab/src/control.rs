@@ -5,6 +5,7 @@
 
 use crate::process::Process;
 use plover_node::newest::DiskCopy;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
@@ -13,6 +14,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -230,7 +232,16 @@ impl Control {
 
 /// Connects, and lets no write block for longer than `within`. A daemon that stands still accepts nothing.
 /// When so many connections wait for it that the kernel takes no more, connecting blocks as well.
+///
+/// The socket is opened before it is connected to, and a link in its place refused: one in the folder of a service that has
+/// been taken over would lead an order of root's to another guest.
 fn open(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::Symlink {
+        return Err(io::Error::other("it is a link, and no socket"));
+    }
+    let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
     let socket = socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -238,7 +249,7 @@ fn open(path: &Path, within: Duration) -> io::Result<UnixStream> {
         None,
     )?;
     set_socket_timeout(&socket, Timeout::Send, Some(within))?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    connect(&socket, &SocketAddrUnix::new(opened)?)?;
     Ok(socket.into())
 }
 
@@ -500,5 +511,17 @@ mod tests {
             .unwrap();
         assert_eq!(text, "login: ");
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_link_to_another_socket_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, link) = (dir.path().join("control.sock"), dir.path().join("link"));
+        let _listener = UnixListener::bind(&socket).unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        let within = Duration::from_secs(1);
+        assert!(open(&socket, within).is_ok());
+        let error = open(&link, within).unwrap_err().to_string();
+        assert!(error.contains("a link"), "{error}");
     }
 }

@@ -69,6 +69,7 @@ pub mod guest_agent;
 pub mod guests;
 pub mod image;
 mod lab;
+pub mod leaving;
 pub mod logs;
 pub mod net;
 mod newest;

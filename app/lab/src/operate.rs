@@ -2,6 +2,7 @@
 //! replica's control socket takes these requests, and sends on those that are for the leader.
 
 use crate::control::{Control, ControlError};
+use crate::leaving::{Leave, leave};
 use crate::status::{GroupStatus, ReplicaStatus};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
@@ -74,19 +75,52 @@ pub fn switch_over(control: &Control, to: Option<u8>) -> Result<Switched> {
     }
 }
 
-/// Drains the host of the replica behind `control`, and waits for so long until it has no role that matters. `say` is told
-/// what holds it.
+/// How long a drain holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Until it is taken back, also over restarts.
+    UntilUndrained,
+    /// Until the replica's process ends.
+    UntilRestarted,
+}
+
+/// Drains the host of the replica behind `control`, and waits for so long until it has no role that matters and its group
+/// goes on without it. `say` is told what holds it.
 ///
 /// # Errors
-/// It still has one: the error says what holds it. The host stays drained, and the role moves when it can.
-pub fn drain(control: &Control, within: Duration, mut say: impl FnMut(&str)) -> Result<u8> {
-    control.request(&json!({"op": "drain"}))?;
+/// It still matters: the error says what holds it. The host stays drained, and the role moves when it can.
+pub fn drain(
+    control: &Control,
+    lasts: Drained,
+    within: Duration,
+    mut say: impl FnMut(&str),
+) -> Result<u8> {
+    let until_restart = lasts == Drained::UntilRestarted;
+    control.request(&json!({"op": "drain", "until_restart": until_restart}))?;
     let deadline = Instant::now() + within;
     let (mut said, mut looked_at) = (String::new(), Instant::now());
     loop {
         let own = control.status()?;
-        if matches!(own.role.as_str(), "witness" | "recovering") {
-            return Ok(own.id);
+        let has_no_role = matches!(own.role.as_str(), "witness" | "recovering");
+        if has_no_role {
+            let status = GroupStatus::ask(control)?;
+            let Leave::Never(why) = leave(&status, own.id) else {
+                return Ok(own.id);
+            };
+            if Instant::now() > deadline {
+                bail!(
+                    "replica {} is drained, and must not be stopped: {why}\n{status}",
+                    own.id
+                );
+            }
+            if words_are_new(
+                &mut said,
+                format!("replica {} must not be stopped yet: {why}", own.id),
+            ) {
+                say(&said);
+            }
+            std::thread::sleep(LOOK_OFTEN);
+            continue;
         }
         if looked_at.elapsed() >= HOLDS_AFTER {
             looked_at = Instant::now();
@@ -94,9 +128,8 @@ pub fn drain(control: &Control, within: Duration, mut say: impl FnMut(&str)) -> 
             if let Ok(status) = GroupStatus::ask(control) {
                 let holds = what_holds(&status, own.id);
                 let words = format!("replica {} is still {}: {holds}", own.id, own.role);
-                if words != said {
-                    say(&words);
-                    said = words;
+                if words_are_new(&mut said, words) {
+                    say(&said);
                 }
             }
         }
@@ -112,6 +145,12 @@ pub fn drain(control: &Control, within: Duration, mut say: impl FnMut(&str)) -> 
         }
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+fn words_are_new(said: &mut String, words: String) -> bool {
+    let are_new = words != *said;
+    *said = words;
+    are_new
 }
 
 /// Why a drained replica keeps its role.
@@ -142,6 +181,15 @@ fn what_holds(status: &GroupStatus, id: u8) -> String {
 /// It does not answer, or cannot write that down.
 pub fn undrain(control: &Control) -> Result<u8> {
     control.request(&json!({"op": "undrain"}))?;
+    Ok(control.status()?.id)
+}
+
+/// Takes back a drain that is to last until the replica is started again, and no other.
+///
+/// # Errors
+/// The replica does not answer.
+pub fn undrain_until_restart(control: &Control) -> Result<u8> {
+    control.request(&json!({"op": "undrain", "until_restart": true}))?;
     Ok(control.status()?.id)
 }
 

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 /// Where `plover init` puts the run directories: one a guest.
 pub const RUN: &str = "/run/plover";
 
+/// The folder of the configurations of a host's replicas, which the unit `plover@` reads.
+pub const CONFIGURATIONS: &str = "/etc/plover";
+
 impl At {
     /// The directory to look in.
     pub fn root(&self) -> &Path {
@@ -22,7 +25,7 @@ impl At {
     /// There are several.
     pub fn run_dir(&self) -> Result<PathBuf> {
         let root = self.root();
-        let found = replicas_in(root);
+        let found = guests_in(root);
         match &found[..] {
             // It says itself that nobody answers there.
             [] => Ok(root.to_path_buf()),
@@ -48,6 +51,25 @@ impl At {
     pub fn control(&self) -> Result<Control> {
         Ok(Control::in_run_dir(&self.run_dir()?))
     }
+}
+
+/// The same, and those of guests whose replica does not run at present, but has a configuration here. So an order is not
+/// another guest's because the one that was meant is down.
+fn guests_in(root: &Path) -> Vec<PathBuf> {
+    let mut found = replicas_in(root);
+    if found.iter().any(|dir| dir == root) {
+        return found;
+    }
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    for dir in entries.map(|entry| entry.path()) {
+        let name = dir.file_name().unwrap_or_default();
+        let file = Path::new(CONFIGURATIONS).join(name).with_extension("toml");
+        if !found.contains(&dir) && dir.is_dir() && file.exists() {
+            found.push(dir);
+        }
+    }
+    found.sort();
+    found
 }
 
 /// The run directories that have a control socket: `root` itself, or else those in it, by name. One that this user may not

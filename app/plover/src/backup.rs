@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use plover_lab::backup::{self, Backup, Limits, Manifest};
 use plover_lab::control::{Control, ControlError};
 use plover_lab::progress::Progress;
+use plover_lab::status::GroupStatus;
 use plover_node::ReplicaConfig;
 use rustix::fs::OFlags;
 use std::fs::{DirBuilder, File};
@@ -17,10 +18,21 @@ use thiserror::Error;
 /// The nice value of `qemu-img` and of checksums: guests come first.
 const NICE: i32 = 19;
 
-/// No replica of this host is secondary, so the backup is the business of another host, or of a later time.
+/// Another host's replica is secondary, so the backup is the business of that one.
 #[derive(Debug, Error)]
 #[error("no backup is made on this host")]
 pub struct NotHere;
+
+/// Whether the backup can be made on another host. If there is no secondary, it can be made nowhere, and each host says so.
+fn another_is_secondary(control: &Control) -> bool {
+    let asked = control
+        .status()
+        .and_then(|own| Ok((own, GroupStatus::ask(control)?)));
+    asked.is_ok_and(|(own, group)| {
+        let secondary = group.with_role("secondary");
+        secondary.is_some_and(|it| it.answers() && it.id != own.id)
+    })
+}
 
 /// Backs up the disks of the guest whose secondary runs on this host.
 ///
@@ -32,7 +44,7 @@ pub fn take(control: &Control, to: &Path, limits: Limits, json: bool) -> Result<
     let taken = backup::take(control, to, limits, &progress);
     let is_elsewhere = |error: &anyhow::Error| {
         let refused = matches!(error.downcast_ref(), Some(ControlError::Refused(_)));
-        refused && control.status().is_ok_and(|own| own.role != "secondary")
+        refused && another_is_secondary(control)
     };
     let (folder, manifest) = match taken {
         Err(error) if is_elsewhere(&error) => return Err(error.context(NotHere)),

@@ -192,7 +192,8 @@ pub enum Command {
     /// Clear this host of every role that matters, until `plover undrain`.
     ///
     /// Its replica hands over the lead, and its place in sync goes to the third replica, while the guest stays
-    /// protected. It votes on. It stays drained when its process or its host is started again.
+    /// protected. It votes on, and where the group cannot do without its vote, the command waits, and fails in the end. It
+    /// stays drained when its process or its host is started again.
     #[command(
         after_help = "Example:\n  plover drain --run-dir /run/plover/shop-db && systemctl stop plover@shop-db"
     )]
@@ -200,12 +201,18 @@ pub enum Command {
         /// Wait for so many seconds until no role is left.
         #[arg(long, value_name = "SECONDS", default_value_t = 120)]
         wait: u64,
+        /// Let the replica have roles again when it is started again, without `plover undrain`.
+        #[arg(long)]
+        until_restart: bool,
         #[command(flatten)]
         at: At,
     },
     /// Let this host have roles again after `plover drain`.
     #[command(after_help = "Example:\n  plover undrain --run-dir /run/plover/shop-db")]
     Undrain {
+        /// Take back only a drain with `--until-restart`; a longer one holds.
+        #[arg(long)]
+        until_restart: bool,
         #[command(flatten)]
         at: At,
     },

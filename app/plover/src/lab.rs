@@ -6,6 +6,7 @@ use crate::output;
 use anyhow::{Result, anyhow, bail};
 use plover_lab::control::Control;
 use plover_lab::logs::LogFile;
+use plover_lab::operate::Drained;
 use plover_lab::options::Options;
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
@@ -30,9 +31,13 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         }
         LabCommand::Switchover { to } => return operate::switch_over(&any(&name)?, to),
         LabCommand::Drain { replica } => {
-            return operate::drain(&of(&name, replica)?, DRAINED_WITHIN_S);
+            return operate::drain(
+                &of(&name, replica)?,
+                Drained::UntilUndrained,
+                DRAINED_WITHIN_S,
+            );
         }
-        LabCommand::Undrain { replica } => return operate::undrain(&of(&name, replica)?),
+        LabCommand::Undrain { replica } => return operate::undrain(&of(&name, replica)?, false),
         LabCommand::Start => return operate::start(&any(&name)?),
         LabCommand::Shutdown => return operate::shut_down(&any(&name)?),
         LabCommand::Reboot { wait } => return operate::reboot(&any(&name)?, wait),

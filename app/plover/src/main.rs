@@ -68,6 +68,7 @@ mod tool;
 
 use clap::Parser;
 use plover_lab::backup::Limits;
+use plover_lab::operate::Drained;
 use plover_lab::prerequisites::Missing;
 use plover_lab::up::is_interruption;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -148,9 +149,21 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             dash::run(&configs, fleet, listen)
         }
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control()?, to),
-        cli::Command::Drain { wait, at } => operate::drain(&at.control()?, wait),
+        cli::Command::Drain {
+            wait,
+            until_restart,
+            at,
+        } => {
+            let lasts = match until_restart {
+                true => Drained::UntilRestarted,
+                false => Drained::UntilUndrained,
+            };
+            operate::drain(&at.control()?, lasts, wait)
+        }
         cli::Command::ConfirmOff { id, at } => operate::confirm_off(&at.control()?, id),
-        cli::Command::Undrain { at } => operate::undrain(&at.control()?),
+        cli::Command::Undrain { until_restart, at } => {
+            operate::undrain(&at.control()?, until_restart)
+        }
         cli::Command::Reload { dry_run, json, at } => reload::run(&at.control()?, dry_run, json),
         cli::Command::Disk { command } => operate::grow_disk(&command),
         cli::Command::Member { command } => operate::change_members(&command),

@@ -6,7 +6,7 @@ use crate::overview::Overview;
 use anyhow::Result;
 use plover_lab::control::Control;
 use plover_lab::logs::ToldLog;
-use plover_lab::operate::MemberChange;
+use plover_lab::operate::{Drained, MemberChange};
 use plover_lab::status::GroupStatus;
 use plover_lab::{console as terminal, grow, operate};
 use serde_json::json;
@@ -95,17 +95,27 @@ pub fn switch_over(control: &Control, to: Option<u8>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn drain(control: &Control, wait_s: u64) -> Result<ExitCode> {
-    let id = operate::drain(control, Duration::from_secs(wait_s), |words| {
-        tell!("{words}")
-    })?;
+pub fn drain(control: &Control, lasts: Drained, wait_s: u64) -> Result<ExitCode> {
+    let wait = Duration::from_secs(wait_s);
+    let id = operate::drain(control, lasts, wait, |words| tell!("{words}"))?;
+    let until = match lasts {
+        Drained::UntilUndrained => "until `plover undrain`",
+        Drained::UntilRestarted => "until the replica is started again",
+    };
     output::line(format_args!(
-        "replica {id} is drained: its host has no role that matters until `plover undrain`"
+        "replica {id} is drained: its host has no role that matters {until}"
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn undrain(control: &Control) -> Result<ExitCode> {
+pub fn undrain(control: &Control, until_restart: bool) -> Result<ExitCode> {
+    if until_restart {
+        let id = operate::undrain_until_restart(control)?;
+        output::line(format_args!(
+            "replica {id} takes roles again, unless it is drained for longer"
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let id = operate::undrain(control)?;
     output::line(format_args!("replica {id} takes roles again"))?;
     Ok(ExitCode::SUCCESS)

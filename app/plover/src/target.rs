@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 use plover_lab::control::{Control, ControlError};
-use plover_node::ReplicaConfig;
+use plover_node::{ReplicaConfig, StorageError, check_state_dir};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,6 +19,7 @@ pub struct Target {
     control: Control,
     /// Why it last did not answer.
     silent: Mutex<Option<String>>,
+    config: ReplicaConfig,
 }
 
 impl Target {
@@ -30,6 +32,7 @@ impl Target {
             state_dir: config.paths.state_dir.clone(),
             control: Control::in_run_dir(&config.paths.run_dir).within(within),
             silent: Mutex::default(),
+            config: config.clone(),
         }
     }
 
@@ -43,9 +46,22 @@ impl Target {
         answer
     }
 
-    /// Whether it has left something: since the host booted, or that outlives it.
-    fn has_run(&self) -> bool {
-        self.run_dir.exists() || self.state_dir.exists()
+    /// Whether it is to answer here: it has left something, since the host booted or that outlives it, and is not a replica
+    /// that has left its group. One whose folder this user may not enter is another service's to ask.
+    fn is_expected(&self) -> bool {
+        match self.run_dir.join("control.sock").symlink_metadata() {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => false,
+            // Its state is looked at only while it does not run: a disk that hangs keeps no figures back.
+            Err(_) => {
+                let has_run = self.run_dir.exists() || self.state_dir.exists();
+                has_run
+                    && !matches!(
+                        check_state_dir(&self.config),
+                        Err(StorageError::Left { .. })
+                    )
+            }
+        }
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -118,7 +134,10 @@ impl Targets {
                 }
                 *known = now;
                 let targets = known.values().filter_map(|found| found.replica.as_ref());
-                targets.filter(|target| target.has_run()).cloned().collect()
+                targets
+                    .filter(|target| target.is_expected())
+                    .cloned()
+                    .collect()
             }
         }
     }

@@ -48,8 +48,11 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Storag
 /// Whether this host is drained.
 #[derive(Debug)]
 struct Drained {
+    /// Also over restarts.
     is: AtomicBool,
-    /// Exists while it is.
+    /// Until this process ends.
+    until_restart: AtomicBool,
+    /// Exists while `is`.
     file: PathBuf,
     /// Held while the file is made or removed; whether that may not be durable.
     writing: Mutex<bool>,
@@ -59,6 +62,7 @@ impl Drained {
     fn of(file: PathBuf) -> Self {
         Self {
             is: file.exists().into(),
+            until_restart: false.into(),
             file,
             writing: Mutex::new(false),
         }
@@ -187,7 +191,15 @@ impl Storage {
 
     /// Whether an operator has drained this host.
     pub fn is_drained(&self) -> bool {
-        self.drained.is.load(Ordering::Acquire)
+        let Drained {
+            is, until_restart, ..
+        } = &*self.drained;
+        is.load(Ordering::Acquire) || until_restart.load(Ordering::Acquire)
+    }
+
+    /// This host is drained until the process ends, or not any more, unless it is drained for longer.
+    pub fn set_drained_until_restart(&self, drained: bool) {
+        self.drained.until_restart.store(drained, Ordering::Release);
     }
 
     /// This host is drained, or not any more. The returned call, another thread's to make, writes it down: it stays so when the
@@ -198,6 +210,9 @@ impl Storage {
     ) -> impl FnOnce() -> Result<(), StorageError> + Send + 'static {
         let kept = Arc::clone(&self.drained);
         kept.is.store(drained, Ordering::Release);
+        if !drained {
+            self.set_drained_until_restart(false);
+        }
         move || kept.write_down()
     }
 
@@ -358,8 +373,15 @@ mod tests {
         let storage = open();
         assert!(storage.is_drained());
         storage.set_drained(false)().unwrap();
+        storage.set_drained_until_restart(true);
+        assert!(storage.is_drained());
         drop(storage);
-        assert!(!open().is_drained());
+        let storage = open();
+        assert!(!storage.is_drained());
+        storage.set_drained_until_restart(true);
+        storage.set_drained(true)().unwrap();
+        storage.set_drained_until_restart(false);
+        assert!(storage.is_drained(), "an operator's order holds");
     }
 
     /// Waits as the loop does until `count` events have come.

@@ -17,6 +17,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use crate::at::CONFIGURATIONS;
 use crate::http::{self, Page, Request};
 use crate::output;
 use crate::target::Targets;
@@ -29,9 +30,6 @@ use std::process::ExitCode;
 
 /// The beginning of all metrics' names.
 const PREFIX: &str = "plover";
-
-/// The folder of the configurations of a host's replicas.
-const CONFIGURATIONS: &str = "/etc/plover";
 
 const WELCOME: &str = "The metrics of this host's Plover replicas are at /metrics.\n";
 

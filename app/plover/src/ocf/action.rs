@@ -1,8 +1,10 @@
 //! The actions that touch the replica: by its service where systemd runs this host, else by its process.
 
-use super::judge::{self, Leave};
+use super::judge;
 use super::{Code, Instance, Outcome};
+use crate::at::CONFIGURATIONS;
 use plover_lab::control::{ControlError, DaemonStatus};
+use plover_lab::leaving::{self, Leave};
 use plover_lab::operate;
 use plover_lab::process::Process;
 use plover_lab::status::GroupStatus;
@@ -30,9 +32,6 @@ const DIES_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time of an action that is left to Pacemaker itself.
 const MARGIN: Duration = Duration::from_secs(5);
-
-/// The folder of the configurations that the unit `plover@` reads.
-const CONFIGURATIONS: &str = "/etc/plover";
 
 /// This folder is there where systemd is the init process: see sd_booted(3).
 const SYSTEMD: &str = "/run/systemd/system";
@@ -261,7 +260,7 @@ impl Instance {
                 }
             };
             let is_late = Instant::now() > deadline;
-            match judge::leave(&group, id) {
+            match leaving::leave(&group, id) {
                 Leave::Now => return Ok(()),
                 Leave::Later(_) if is_late => return Ok(()),
                 // The leader waits for just that.

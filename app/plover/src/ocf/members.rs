@@ -22,6 +22,7 @@ use super::{Instance, judge};
 use crate::capacity::{self, Place};
 use anyhow::{Result, bail};
 use plover_lab::control::DaemonStatus;
+use plover_lab::leaving;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -93,7 +94,7 @@ impl Instance {
         // One that was cut off still leads, as far as it knows. A leader is a member; a status that does not say so is of another
         // release, and tells nothing of the others either.
         let is_understood = told.voters.contains(&own.id);
-        if own.role != "leader" || !own.serving || !is_understood || judge::is_pair(&own.more) {
+        if own.role != "leader" || !own.serving || !is_understood || leaving::is_pair(&own.more) {
             self.set_attributes(&[(judge::LACKS, None)]);
             return Ok(());
         }

@@ -31,6 +31,7 @@ use crate::at::RUN;
 use judge::Attributes;
 use plover_lab::control::Control;
 use plover_node::ReplicaConfig;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -44,6 +45,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many seconds Pacemaker's attribute daemon may take to answer. It is on this host.
 const ATTRIBUTE_WITHIN_S: &str = "3";
+
+/// How long a replica may take to say whose it is.
+const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How an action ended: the exit codes of the Resource Agent API that this agent uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +133,21 @@ impl Instance {
         Control::in_run_dir(&self.config.paths.run_dir)
     }
 
+    /// Whose socket is in this replica's folder, if it is another one's.
+    fn answered_by_another(&self) -> Option<String> {
+        let own = self.control().within(ASKED_WITHIN).status().ok()?;
+        let group = own.more.get("group").and_then(Value::as_str)?;
+        let is_own = group == self.config.group.name && own.id == self.config.group.me;
+        (!is_own).then(|| {
+            format!(
+                "in paths.run_dir of {}, {}, replica {} of {group} answers: give each replica a run_dir of its own",
+                self.file.display(),
+                self.config.paths.run_dir.display(),
+                own.id
+            )
+        })
+    }
+
     /// Writes attributes of this node, in Pacemaker's memory: `None` empties one. The agent works without them, so nothing
     /// is said if Pacemaker does not take one.
     fn set_attributes(&self, attributes: &Attributes) {
@@ -175,6 +194,13 @@ fn carry_out(
             return without_configuration(action, file.as_deref(), run_dirs, outcome);
         }
     };
+    if let Some(why) = instance.answered_by_another() {
+        return match action {
+            // This one does not run.
+            "stop" => Outcome::SUCCESS,
+            _ => Outcome::of(Code::NotConfigured, why),
+        };
+    }
     match action {
         "start" => instance.start(),
         "stop" => instance.stop(),

@@ -1,8 +1,9 @@
 //! The agent on replicas that are not there: a socket that answers what a test says.
 
 use super::{Code, Instance, META_DATA, Outcome, carry_out, judge};
-use judge::Leave;
 use plover_lab::control::Control;
+use plover_lab::leaving::{self, Leave};
+use plover_lab::operate::{self, Drained};
 use plover_lab::status::GroupStatus;
 use plover_node::ReplicaConfig;
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A host with a configuration, and its folder.
@@ -87,7 +89,7 @@ fn leave(id: u8, group: &[Value]) -> Leave {
     let host = host();
     replica(&host, &group[0], group);
     let status = GroupStatus::ask(&Control::in_run_dir(host.path())).unwrap();
-    judge::leave(&status, id)
+    leaving::leave(&status, id)
 }
 
 fn is_never(leave: Leave, words: &str) {
@@ -351,4 +353,35 @@ fn the_meta_data_names_the_actions_and_parameters_that_there_are() {
     });
     assert!(read.is_err());
     assert_eq!(asked.into_inner(), named("parameter"));
+}
+
+/// As where a configuration was copied for another guest, with its run_dir.
+#[test]
+fn another_guests_replica_is_neither_taken_for_its_own_nor_stopped() {
+    let host = host();
+    let another = with(leader(), &[("group", json!("wiki"))]);
+    replica(&host, &another, std::slice::from_ref(&another));
+    for action in ["monitor", "start", "reload-agent"] {
+        let outcome = act(&host, action);
+        assert_eq!(outcome.code, Code::NotConfigured, "{action}");
+        let why = outcome.reason.unwrap();
+        assert!(why.contains("replica 0 of wiki answers"), "{why}");
+    }
+    // The other one's: the socket's process, which is this test's, lives on.
+    assert_eq!(act(&host, "stop"), Outcome::SUCCESS);
+}
+
+/// `plover drain && systemctl stop` on the witness, while the leader is alone with it.
+#[test]
+fn a_host_whose_vote_the_group_needs_is_not_said_to_be_drained() {
+    let host = host();
+    let group = [leader(), silent(1), witness()];
+    replica(&host, &group[2], &group);
+    let control = Control::in_run_dir(host.path());
+    let drained = |lasts| operate::drain(&control, lasts, Duration::ZERO, |_| {});
+    let error = drained(Drained::UntilUndrained).unwrap_err().to_string();
+    assert!(
+        error.contains("must not be stopped: replica 1 does not answer"),
+        "{error}"
+    );
 }

@@ -84,8 +84,14 @@ impl Body {
     pub(super) fn request(&mut self, op: Op, asker: Asker) -> Result<(), BoxError> {
         match op {
             Op::Guest { order } => return self.ask_agent(order, asker),
-            Op::Drain => return self.drain(true, asker),
-            Op::Undrain => return self.drain(false, asker),
+            Op::Drain {
+                until_restart: true,
+            } => return self.drain_until_restart(true, asker),
+            Op::Undrain {
+                until_restart: true,
+            } => return self.drain_until_restart(false, asker),
+            Op::Drain { .. } => return self.drain(true, asker),
+            Op::Undrain { .. } => return self.drain(false, asker),
             Op::DiskRoom { disk, bytes, .. } => {
                 self.tell_room(disk, bytes, asker);
                 return Ok(());
@@ -185,7 +191,7 @@ impl Body {
             | Op::Type { .. } => {
                 json!({"error": "inputs to the guest are answered when they are safe"})
             }
-            Op::Guest { .. } | Op::Drain | Op::Undrain | Op::DiskRoom { .. } => {
+            Op::Guest { .. } | Op::Drain { .. } | Op::Undrain { .. } | Op::DiskRoom { .. } => {
                 json!({"error": "this is answered when somebody else has answered"})
             }
             Op::Stops | Op::Look { .. } | Op::Viewed { .. } => {
@@ -223,6 +229,13 @@ impl Body {
         Ok(
             json!({"ok": true, "from": status.id.0, "to": heir.map(|heir| heir.0), "view": status.view.to_string()}),
         )
+    }
+
+    /// The same, and nothing is written down.
+    fn drain_until_restart(&mut self, drained: bool, asker: Asker) -> Result<(), BoxError> {
+        self.storage.set_drained_until_restart(drained);
+        self.reply(asker, &json!({"ok": true}));
+        self.apply(Event::Drain(self.storage.is_drained()))
     }
 
     /// This host is drained, or not any more. That counts at once, and is answered when it is written down: a host is often

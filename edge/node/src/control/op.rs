@@ -53,10 +53,16 @@ pub(crate) enum Op {
     /// The members of the group are to change.
     Member { order: MemberOrder },
     /// This replica gives up every role that matters, and takes none until it is told otherwise, also after a
-    /// restart.
-    Drain,
-    /// It takes part again.
-    Undrain,
+    /// restart unless it is `until_restart`.
+    Drain {
+        #[serde(default)]
+        until_restart: bool,
+    },
+    /// It takes part again. With `until_restart` only a drain of that kind is taken back.
+    Undrain {
+        #[serde(default)]
+        until_restart: bool,
+    },
     /// The other one of two replicas, `id`, is known to be off, as was seen when the clock of this host, CLOCK_BOOTTIME in µs,
     /// was `seen_at_us`.
     PeerOff { id: u8, seen_at_us: u64 },
@@ -193,7 +199,7 @@ impl Op {
                 "replica {of} has not answered within {within} s, and its link is up: its process is stopped or hangs, or its \
                  host is busy; look there"
             ),
-            Self::Drain | Self::Undrain => format!(
+            Self::Drain { .. } | Self::Undrain { .. } => format!(
                 "the replica of this host has not answered within {within} s: its loop or the disk of paths.state_dir stands \
                  still. If `plover status` shows the change, it holds until the process ends, and longer if the disk answers \
                  before; look at its log, and at this host's disks and CPUs"
@@ -253,7 +259,12 @@ mod tests {
         assert!(logs(Some(2)).wait().late.starts_with("replica 2 has not"));
         for (op, owes) in [
             (logs(None), "the replica of this host"),
-            (Op::Drain, "the replica of this host"),
+            (
+                Op::Drain {
+                    until_restart: false,
+                },
+                "the replica of this host",
+            ),
             (Op::Switchover { to: None }, "the replica that leads"),
             (Op::Pause, "the replica that leads"),
         ] {
