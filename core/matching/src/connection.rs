@@ -95,7 +95,7 @@ impl Connection {
             return self.our_syn(no, syn, segment.payload.len() as u32);
         }
         self.place(segment);
-        self.ours.acknowledge(segment.ack);
+        self.ours.acknowledge(segment);
         let length = segment.payload.len() as u32 + u32::from(segment.fin);
         let end = segment.seq.wrapping_add(length);
         if self.broken {
@@ -163,7 +163,7 @@ impl Connection {
             return Err(Difference::Syn);
         }
         self.theirs.syn = Some(syn);
-        self.theirs.acknowledge(syn.ack);
+        self.theirs.ack = self.theirs.ack.or(syn.ack);
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl Connection {
             return Ok(());
         }
         self.place(segment);
-        self.theirs.acknowledge(segment.ack);
+        self.theirs.acknowledge(segment);
         if segment.rst {
             self.theirs.reset((segment.seq, segment.ack));
             return Ok(());
@@ -240,7 +240,8 @@ impl Connection {
     pub fn pop_covered(&mut self, any_ack: bool) -> Option<OutputNo> {
         let first = self.waiting.front()?;
         let sent = !before(self.matched, first.end);
-        let acknowledged = any_ack || self.theirs.covers(first.ack);
+        // An RST has a place of its own, and the same one has the same acknowledgement.
+        let acknowledged = any_ack || first.reset.is_some() || self.theirs.covers(first.ack);
         let reset = first
             .reset
             .is_none_or(|reset| self.theirs.resets.contains(&reset));

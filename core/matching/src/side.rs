@@ -63,8 +63,12 @@ impl Side {
         }
     }
 
-    pub fn acknowledge(&mut self, ack: Option<u32>) {
-        if let Some(ack) = ack {
+    /// Takes a segment's acknowledgement, if it lies in this stream: one that lies elsewhere may be a late one of the
+    /// connection that had these ports before. (A keep-alive lies one byte before its place.)
+    pub fn acknowledge(&mut self, segment: &Segment<'_>) {
+        let end = segment.seq.wrapping_add(segment.payload.len() as u32);
+        let is_here = !before(self.next, segment.seq) && !before(end.wrapping_add(1), self.base);
+        if let Some(ack) = segment.ack.filter(|_| is_here && !segment.rst) {
             if self.ack.is_none_or(|highest| before(highest, ack)) {
                 self.ack = Some(ack);
             }

@@ -112,8 +112,10 @@ struct Connection {
     /// Our timestamp minus the leader's.
     clock: u32,
     waiting: Vec<Frame>,
-    /// Whether our guest, and its peer, have sent a FIN or an RST.
+    /// Whether our guest, and its peer, have sent a FIN.
     ended: [bool; 2],
+    /// One of them has sent an RST, and our guest nothing else since.
+    is_reset: bool,
     closed: Option<Micros>,
 }
 
@@ -164,8 +166,13 @@ impl Connection {
     }
 
     fn note_end(&mut self, head: &TcpHead, now: Micros, by: usize) {
-        self.ended[by] |= head.fin || head.rst;
-        // A guest that refuses an RST goes on, so each frame counts.
+        if by == GUEST && !head.rst && std::mem::take(&mut self.is_reset) {
+            // A guest that has taken an RST sends nothing else: it has refused this one (RFC 5961 §3.2).
+            self.closed = None;
+        }
+        self.ended[by] |= head.fin;
+        self.is_reset |= head.rst;
+        // Each frame counts: of an end that the guest has refused, nothing may be said for long.
         if head.rst || self.ended == [true; 2] || self.closed.is_some() {
             self.closed = Some(now);
         }

@@ -36,6 +36,22 @@ fn a_late_segment_of_a_former_connection_does_not_move_the_place() {
     assert!(!sides.covered().contains(&no));
 }
 
+/// What that segment acknowledges is no input of the new connection, in this slot or a later one.
+#[test]
+fn a_late_acknowledgement_of_a_former_connection_counts_for_nothing() {
+    let mut sides = Sides::new();
+    let syn = Tcp::at(100).ack(7).syn().frame();
+    sides.ours(&syn);
+    sides.theirs(&syn);
+    sides.ours(&Tcp::at(9_000_000).ack(500_000).frame());
+    sides.matcher.begin(true);
+    let no = sides.ours(&Tcp::at(101).ack(400_000).frame());
+    sides.theirs(&Tcp::at(101).ack(7).frame());
+    assert!(!sides.covered().contains(&no));
+    sides.theirs(&Tcp::at(101).ack(400_000).frame());
+    assert!(sides.covered().contains(&no));
+}
+
 /// A client has acknowledged what was never sent, and the RST that answers it has the client's number. The connection goes
 /// on (RFC 9293 §3.10.7.4).
 #[test]

@@ -369,3 +369,16 @@ fn a_connection_that_goes_on_after_an_rst_is_kept() {
     assert_eq!(translator.translations(Micros::from_ms(300_000)).len(), 1);
     assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 0);
 }
+
+/// It may be silent for long afterwards, as in a pool.
+#[test]
+fn a_guest_that_goes_on_has_refused_the_rst() {
+    let mut translator = open(1000, 5000);
+    translator.stop();
+    translator.incoming(NOW, Tcp::at(77_777).ack(5001).rst().inward().frame());
+    goes(&mut translator, &Tcp::at(1001).ack(6));
+    assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 1);
+    translator.incoming(NOW, Tcp::at(6).ack(5001).rst().inward().frame());
+    goes(&mut translator, &Tcp::at(1001).rst());
+    assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 0);
+}

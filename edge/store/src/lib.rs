@@ -21,7 +21,7 @@
 //! ```text
 //!   lock                    held by the process that uses the directory
 //!   state                   the promise and the group's name, two copies of each of the last two
-//!   log.0000000000000001 …  segments: Begin, records, End | rest of an earlier use
+//!   log.000000a7d1c03f52 …  segments: Begin, records, End | rest of an earlier use
 //!   recycled, unfinished    files that become segments
 //!   damaged                 the last segment that was found damaged, for inspection
 //! ```

@@ -195,7 +195,9 @@ pub(crate) fn with_log(
     })?;
     let newest = segment::list(directory)?.last().copied();
     segment::discard_all(directory, damage.as_ref().and_then(Damage::evidence))?;
-    let first = newest.unwrap_or(SegmentNumber(0)).next();
+    // Nobody can guess the first number: payload that looks like a record of a segment would have to name it, and recovery
+    // looks at each that does.
+    let first = newest.map_or(SegmentNumber(salt >> 24), SegmentNumber::next);
     let log = LogWriter::create(directory, salt, first, options.segment_bytes)?;
     let recovered = Recovered {
         promise,

@@ -113,6 +113,8 @@ impl CleanReplies {
     pub fn cut(&mut self, sync: SyncNo) -> u32 {
         self.slot = sync.next();
         self.waiting.clear();
+        // A word whose frame has left without it would lend a later frame a cut that is not the newest.
+        self.words.clear();
         self.is_deaf = false;
         std::mem::take(&mut self.released)
     }

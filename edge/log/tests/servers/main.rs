@@ -188,7 +188,7 @@ fn append(servers: &mut [Server<Sum>], entry: &[u8]) -> (usize, Vec<u8>) {
 fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
     let names = std::fs::read_dir(dir).expect("a directory");
     let paths = names.map(|entry| entry.expect("an entry").path());
-    let is_segment = |path: &std::path::PathBuf| path.to_string_lossy().contains("/log.0000000000");
+    let is_segment = |path: &std::path::PathBuf| path.to_string_lossy().contains("/log.0");
     let mut segments: Vec<_> = paths.filter(is_segment).collect();
     segments.sort();
     segments

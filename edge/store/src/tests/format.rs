@@ -129,10 +129,10 @@ fn a_record_that_is_whole_and_unknown_is_left_alone() {
     let dir = origin();
     let opened = Directory::open(dir.path()).unwrap();
     let salt = StateFile::open(&opened).unwrap().state.salt;
-    let path = dir.path().join("log.0000000000000001");
+    let (path, segment) = first_segment(dir.path());
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[20] = 99;
-    seal(&mut bytes, salt, SegmentNumber(1), 0);
+    seal(&mut bytes, salt, segment, 0);
     std::fs::write(&path, bytes).unwrap();
     is_refused(dir.path(), &["unknown kind 99", "start that release"]);
 }

@@ -8,11 +8,14 @@ mod limits;
 mod torn;
 mod twin;
 
+use crate::directory::Directory;
+use crate::error::SegmentNumber;
+use crate::segment;
 use crate::{Completion, Options, Recovered, Store};
 use apus::{Durability, DurableState, Entry, EntryKind};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A directory in memory where there is one: these tests sync often, and no disk is needed to
@@ -66,6 +69,12 @@ pub(crate) fn options() -> Options {
 
 pub(crate) fn open(dir: &Path) -> (Store, Recovered) {
     Store::open(dir, &options()).unwrap()
+}
+
+/// The oldest segment of a log.
+pub(crate) fn first_segment(dir: &Path) -> (PathBuf, SegmentNumber) {
+    let number = segment::list(&Directory::open(dir).unwrap()).unwrap()[0];
+    (dir.join(number.to_string()), number)
 }
 
 pub(crate) fn stamp(round: u64, index: u64) -> Viewstamp {

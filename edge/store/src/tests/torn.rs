@@ -5,8 +5,8 @@ use super::*;
 /// Two batches in a fresh store, as the file was before and after the second.
 fn before_and_after() -> (Files, Vec<u8>, Vec<u8>) {
     let dir = directory();
-    let path = dir.path().join("log.0000000000000001");
     let (mut store, _) = open(dir.path());
+    let (path, _) = first_segment(dir.path());
     store.persist_state(promise(1));
     store.persist_entries(
         Viewstamp::default(),
@@ -67,7 +67,7 @@ fn a_tail_torn_anywhere_is_cut_and_the_rest_kept() {
         let dir = origin.copy();
         let mut bytes = before.clone();
         bytes[..tear].copy_from_slice(&after[..tear]);
-        std::fs::write(dir.path().join("log.0000000000000001"), bytes).unwrap();
+        std::fs::write(first_segment(dir.path()).0, bytes).unwrap();
         lengths[check(dir.path())] += 1;
     }
     assert!(lengths[1..].iter().all(|n| *n > 0), "{lengths:?}");

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use plover_lab::backup::{self, Backup, Limits};
 use plover_lab::control::Control;
 use plover_lab::grow::grow_disk;
-use plover_lab::operate::{self, MemberChange, Switched};
+use plover_lab::operate::{self, Drained, MemberChange, Switched};
 use plover_lab::process::Process;
 use plover_lab::status::GroupStatus;
 use plover_lab::trace::now_us;
@@ -124,7 +124,7 @@ fn drain(scene: &mut Scene) -> Result<()> {
     let (_, elsewhere) = control(&scene.lab, "witness")?;
     scene.row("drain", Some(leader), |scene| {
         let there = there.clone();
-        let work = move || operate::drain(&there, DRAINED_WITHIN, |_| ());
+        let work = move || operate::drain(&there, Drained::UntilUndrained, DRAINED_WITHIN, |_| ());
         scene.aside("the host is drained", work)?;
         ensure!(scene.lab.lab().find(&role("leader"))? != leader);
         Ok(())

@@ -103,6 +103,16 @@ fn after_lost_words_nothing_counts_until_the_next_cut() {
     assert_eq!(found(&mut clean, &[b"one"]), [None], "too many to keep");
 }
 
+/// Its frame has left without it, since it came late. A later frame that looks the same may be of a state that no client must
+/// see any more.
+#[test]
+fn a_word_that_is_left_over_counts_in_its_slot_only() {
+    let mut clean = CleanReplies::new();
+    clean.said(vec![word(b"one", Some(3))], false);
+    clean.cut(SyncNo(4));
+    assert_eq!(found(&mut clean, &[b"one"]), [None]);
+}
+
 /// The guest sends a datagram that is clean as of this cut. Returns whether the leader takes it for safe.
 fn is_cleared(replica: &mut Replica, payload: &[u8], cut: u64) -> bool {
     let before = replica.cx.outputs.cleared.len();
