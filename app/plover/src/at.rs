@@ -3,6 +3,7 @@
 use crate::cli::At;
 use anyhow::{Result, bail};
 use plover_lab::control::Control;
+use plover_node::{ReplicaConfig, StorageError, check_state_dir};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,7 @@ impl At {
     /// There are several.
     pub fn run_dir(&self) -> Result<PathBuf> {
         let root = self.root();
-        let found = guests_in(root);
+        let found = guests_in(root, Path::new(CONFIGURATIONS));
         match &found[..] {
             // It says itself that nobody answers there.
             [] => Ok(root.to_path_buf()),
@@ -53,19 +54,26 @@ impl At {
     }
 }
 
-/// The same, and those of guests whose replica does not run at present, but has a configuration here. So an order is not
-/// another guest's because the one that was meant is down.
-fn guests_in(root: &Path) -> Vec<PathBuf> {
+/// The same, and those of replicas that do not run at present, but have run since the host booted and have not left their
+/// group. So an order is not another guest's because the one that was meant is down.
+fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
     let mut found = replicas_in(root);
     if found.iter().any(|dir| dir == root) {
         return found;
     }
-    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
-    for dir in entries.map(|entry| entry.path()) {
-        let name = dir.file_name().unwrap_or_default();
-        let file = Path::new(CONFIGURATIONS).join(name).with_extension("toml");
-        if !found.contains(&dir) && dir.is_dir() && file.exists() {
-            found.push(dir);
+    let files = std::fs::read_dir(configurations)
+        .into_iter()
+        .flatten()
+        .flatten();
+    let files = files.map(|entry| entry.path());
+    for file in files.filter(|file| file.extension().is_some_and(|it| it == "toml")) {
+        let Ok(config) = ReplicaConfig::load(&file) else {
+            continue;
+        };
+        let has_left = || matches!(check_state_dir(&config), Err(StorageError::Left { .. }));
+        let dir = &config.paths.run_dir;
+        if dir.starts_with(root) && dir.is_dir() && !found.contains(dir) && !has_left() {
+            found.push(dir.clone());
         }
     }
     found.sort();
@@ -120,5 +128,30 @@ mod tests {
         );
         assert_eq!(at(&shop).run_dir().unwrap(), shop);
         assert_eq!(replicas_in(dir.path()), [mail, shop]);
+    }
+
+    #[test]
+    fn a_replica_that_is_down_counts_and_one_that_has_not_run_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, etc) = (dir.path().join("run"), dir.path().join("etc"));
+        for made in [&run.join("mail"), &run.join("shop"), &run.join("old"), &etc] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        std::fs::write(run.join("mail/control.sock"), "").unwrap();
+        for name in ["shop", "spare"] {
+            let path = dir.path().display();
+            let text = format!(
+                "[group]\nname = \"{name}\"\nme = 0\nplaintext = true\nreplica = [\n\
+                 {{ id = 0, address = \"192.0.2.10:7700\" }},\n\
+                 {{ id = 1, address = \"192.0.2.11:7700\" }},\n\
+                 {{ id = 2, address = \"192.0.2.12:7700\" }},\n]\n\
+                 [guest]\nmachine = \"q35\"\nmac = \"52:54:00:00:00:01\"\n\
+                 [[disk]]\npath = \"{path}/shop.raw\"\nsize_mib = 64\n\
+                 [net]\ntap = \"guest0\"\n\
+                 [paths]\nstate_dir = \"{path}/state\"\nrun_dir = \"{path}/run/{name}\"\n"
+            );
+            std::fs::write(etc.join(format!("{name}.toml")), text).unwrap();
+        }
+        assert_eq!(guests_in(&run, &etc), [run.join("mail"), run.join("shop")]);
     }
 }

@@ -166,13 +166,12 @@ impl Connection {
     }
 
     fn note_end(&mut self, head: &TcpHead, now: Micros, by: usize) {
-        if by == GUEST && !head.rst && std::mem::take(&mut self.is_reset) {
-            // A guest that has taken an RST sends nothing else: it has refused this one (RFC 5961 §3.2).
-            self.closed = None;
-        }
+        // One that has taken an RST sends nothing else, so a guest that goes on has refused it (RFC 5961 §3.2).
+        let goes_on = by == GUEST && !head.rst && std::mem::take(&mut self.is_reset);
+        self.closed = self.closed.filter(|_| !goes_on);
         self.ended[by] |= head.fin;
         self.is_reset |= head.rst;
-        // Each frame counts: of an end that the guest has refused, nothing may be said for long.
+        // A guest may have refused an end, and go on, so each frame counts.
         if head.rst || self.ended == [true; 2] || self.closed.is_some() {
             self.closed = Some(now);
         }

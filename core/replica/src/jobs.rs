@@ -151,8 +151,10 @@ impl Replica {
     }
 
     pub(crate) fn on_chunks_written(&mut self, job: JobId) {
-        if let Some(Job::CopyWritten(attempt, chunks)) = self.cx.jobs.end(job) {
-            self.target_written(attempt, chunks);
+        match self.cx.jobs.end(job) {
+            Some(Job::CopyWritten(attempt, chunks)) => self.target_written(attempt, chunks),
+            Some(Job::Applied) => self.follow_chunks_written(),
+            _ => {}
         }
     }
 }

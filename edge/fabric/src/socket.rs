@@ -304,7 +304,7 @@ struct Acknowledged {
     heard_ago: Duration,
 }
 
-/// A peer whose window is closed and whose kernel has said nothing for so long owes an answer.
+/// A peer whose window is closed and whose kernel has said nothing for so long owes an answer to the first probe.
 const UNHEARD_MAX: Duration = Duration::from_secs(10);
 
 /// Asks the kernel.
@@ -331,14 +331,13 @@ fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
     // not, the retransmission will tell.
     let data = info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
     let heard_ago = Duration::from_millis(u64::from(info.tcpi_last_ack_recv));
-    // Only probes of a closed window back off: to minutes, in which nothing tells a host that is gone from one whose
-    // process does not read.
-    let probes = match info.tcpi_backoff > 0 {
-        true => info.tcpi_probes > 1 || heard_ago >= UNHEARD_MAX,
-        false => info.tcpi_probes > 0,
+    // Only probes of a closed window back off, to minutes: a second one may come as late.
+    let probes_missed_max = match info.tcpi_backoff > 0 && heard_ago < UNHEARD_MAX {
+        true => 1,
+        false => 0,
     };
     Ok(Acknowledged {
-        owed: data || probes,
+        owed: data || info.tcpi_probes > probes_missed_max,
         heard_ago,
     })
 }

@@ -111,6 +111,9 @@ const CPU_VERSION: [u8; 4] = [0, 0, 0, 12];
 const CPU_NAME_BYTES: usize = CPU.len() + 8;
 /// The fields of that version. Subsections follow.
 const CPU_BYTES: usize = 1817;
+/// The most bytes of subsections that follow, and how many places are looked at for the next processor.
+const CPU_SUBSECTIONS_MAX: usize = 64 << 10;
+const CPU_LOOKS_MAX: usize = 256;
 /// The subsections that QEMU leaves out when all their bytes are zero and that change while a guest runs, and how many
 /// bytes they have.
 const CPU_WHEN_ZERO: [(&[u8], usize); 8] = [
@@ -158,27 +161,31 @@ pub(crate) fn with_zeros_of_cpus(state: Vec<u8>) -> Vec<u8> {
 }
 
 /// The next processor's section from `from` on: the ends of its fields and of its subsections.
+///
+/// Bytes of the guest's may look like the beginning of one: there are no more than a few before the processors' own sections.
 fn cpu(state: &[u8], from: usize) -> Option<(usize, usize)> {
     let mut at = from;
-    loop {
+    for _ in 0..CPU_LOOKS_MAX {
         let name = find(state, at, CPU)?;
         at = name + CPU.len();
         let fields = name + CPU_NAME_BYTES;
         let fields_end = fields + CPU_BYTES;
         let version = state.get(fields - CPU_VERSION.len()..fields);
         let head = name.checked_sub(HEAD_BYTES).filter(|head| *head >= from);
-        let Some(head) = head.filter(|head| state[*head] == SECTION) else {
+        let head = head.filter(|head| state[*head] == SECTION);
+        let Some(head) = head.filter(|_| version == Some(&CPU_VERSION)) else {
             continue;
         };
         let footer = [&[FOOTER], &state[head + 1..name]].concat();
-        let Some(end) = find(state, fields_end, &footer) else {
+        let last = state.len().min(fields_end + CPU_SUBSECTIONS_MAX);
+        let Some(end) = find(&state[..last], fields_end, &footer) else {
             continue;
         };
-        let follows = end == fields_end || state[fields_end] == SUBSECTION;
-        if version == Some(&CPU_VERSION) && follows {
+        if end == fields_end || state[fields_end] == SUBSECTION {
             return Some((fields_end, end));
         }
     }
+    None
 }
 
 /// The place of the serial port's registers and subsections.

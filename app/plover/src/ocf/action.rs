@@ -292,6 +292,22 @@ impl Instance {
         }
     }
 
+    /// Ends the own unit, where another replica answers in its place: none runs in it, or one whose configuration has been
+    /// given another name or id since.
+    pub(super) fn stop_unit(&self) -> Outcome {
+        let unit = match self.unit() {
+            Ok(unit) if is_unit() => unit,
+            _ => return Outcome::SUCCESS,
+        };
+        match systemctl(&["stop", &unit]) {
+            Ok(_) => {
+                self.tell_of_none(None);
+                Outcome::SUCCESS
+            }
+            Err(why) => Outcome::of(Code::Failed, why),
+        }
+    }
+
     /// Ends the unit, which may also be waiting to start its replica again.
     fn end_unit(&self, is_hung: bool) -> Result<(), String> {
         let unit = self

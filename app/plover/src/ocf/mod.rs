@@ -196,9 +196,9 @@ fn carry_out(
     };
     if let Some(why) = instance.answered_by_another() {
         return match action {
-            // This one does not run.
-            "stop" => Outcome::SUCCESS,
-            _ => Outcome::of(Code::NotConfigured, why),
+            "stop" => instance.stop_unit(),
+            // The file of this host is wrong; those of other hosts need not be.
+            _ => Outcome::of(Code::NotInstalled, why),
         };
     }
     match action {

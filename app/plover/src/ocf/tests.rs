@@ -363,7 +363,7 @@ fn another_guests_replica_is_neither_taken_for_its_own_nor_stopped() {
     replica(&host, &another, std::slice::from_ref(&another));
     for action in ["monitor", "start", "reload-agent"] {
         let outcome = act(&host, action);
-        assert_eq!(outcome.code, Code::NotConfigured, "{action}");
+        assert_eq!(outcome.code, Code::NotInstalled, "{action}");
         let why = outcome.reason.unwrap();
         assert!(why.contains("replica 0 of wiki answers"), "{why}");
     }

@@ -64,8 +64,21 @@ impl Replica {
         if self.counts_once_loaded() {
             self.cx.group.core.set_expects_state();
         }
+        let writes = !chunks.is_empty();
         self.cx.write_chunks(chunks);
-        self.cx.order(Order::Load, Action::LoadState(device));
+        match writes {
+            // The hypervisor gets the order when they are written, and has its time from then on.
+            true => self.cx.out.push(Action::LoadState(device)),
+            false => self.cx.order(Order::Load, Action::LoadState(device)),
+        }
+    }
+
+    /// The pages of a complete syncvm are written, and its device state is being loaded.
+    pub(crate) fn follow_chunks_written(&mut self) {
+        let loads = |follow: &FollowSync| matches!(follow.stage, Stage::Loading(_));
+        if self.follow.as_ref().is_some_and(loads) {
+            self.cx.guest.unanswered.ordered(Order::Load, self.cx.now);
+        }
     }
 
     /// Memory and devices are the leader's at the cut.

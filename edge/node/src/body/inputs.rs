@@ -7,11 +7,7 @@ use plover_replica::{Event, NotTaken, OperatorInput, Role, Ticket};
 use plover_types::ReplicaId;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-
-/// Answers that may wait for a disk at the same time, each on a thread.
-const ANSWERS_MAX: usize = 16;
 
 /// Who waits for the answer to a request.
 #[derive(Debug)]
@@ -86,10 +82,6 @@ impl Body {
         asker: Asker,
         make: impl FnOnce() -> Value + Send + 'static,
     ) {
-        if Arc::strong_count(&self.answering) > ANSWERS_MAX {
-            let why = "too many requests wait for a disk of this host: look whether one hangs, and try again then";
-            return self.reply(asker, &json!({"error": why}));
-        }
         let (requests, counts) = (self.control.handle(), self.answering.clone());
         let (give, given) = channel();
         let made = std::thread::Builder::new()

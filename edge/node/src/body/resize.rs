@@ -23,7 +23,11 @@ use plover_vm::{QemuVm, VmCommand};
 use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// Answers that may wait for a disk at the same time, each on a thread, before this replica takes no more such questions.
+const ANSWERS_MAX: usize = 16;
 
 /// Why a disk gets another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +93,10 @@ impl Resizing {
 impl Body {
     /// Tells whether a disk could have so many bytes on this host.
     pub(super) fn tell_room(&mut self, disk: usize, bytes: u64, asker: Asker) {
-        let refused = self.why_not_resize(disk, bytes);
+        let hangs = (Arc::strong_count(&self.answering) > ANSWERS_MAX).then(|| {
+            "too many requests wait for a disk of this host: look whether one hangs, and try again then".into()
+        });
+        let refused = hangs.or_else(|| self.why_not_resize(disk, bytes));
         let disks = self.disks.as_ref().filter(|_| refused.is_none());
         let room = disks.map(|disks| disks.room_for(disk, bytes));
         self.answer_later(asker, move || {

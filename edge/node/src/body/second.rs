@@ -104,3 +104,23 @@ impl Body {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::Lane;
+
+    #[test]
+    fn one_that_says_too_much_before_this_replica_takes_part_is_found_out() {
+        let record = |from, bytes| FabricEvent::Record {
+            from: ReplicaId(from),
+            lane: Lane::Bulk,
+            bytes: vec![0; bytes],
+        };
+        let mut happened = vec![FabricEvent::Up(ReplicaId(1)), record(1, 7)];
+        happened.extend((0..64).map(|_| record(2, 1 << 20)));
+        assert_eq!(talkative(&happened), [ReplicaId(2)]);
+        happened.pop();
+        assert_eq!(talkative(&happened), []);
+    }
+}
