@@ -232,6 +232,8 @@ pub struct Status {
     pub forgot: Option<Viewstamp>,
     /// Payload bytes held.
     pub log_bytes: usize,
+    /// Payload bytes that a leader's own storage has not confirmed. They fill the log, too, also when they are reclaimed.
+    pub unstored_bytes: usize,
     /// The silence after which the leader is suspected at present.
     pub suspected_after: Micros,
     /// One of a pair was stopped for so long that the other may have gone on alone, and has not

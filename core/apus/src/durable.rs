@@ -50,10 +50,11 @@ impl Apus {
         }
     }
 
-    /// When this leader has asked its own storage for the oldest entry that is not confirmed. `None` if none is under way.
-    pub fn unstored_since(&self) -> Option<Micros> {
+    /// The oldest of this leader's entries that its own storage has not confirmed, of a batch the last one, and when it was
+    /// asked for that. `None` if none is under way, and where only milestones are stored.
+    pub fn unstored(&self) -> Option<(Index, Micros)> {
         match &self.role {
-            Role::Leading(leadership) => leadership.unstored.since(),
+            Role::Leading(leadership) => leadership.unstored.oldest(),
             _ => None,
         }
     }

@@ -67,9 +67,14 @@ impl Unstored {
         self.bytes += bytes;
     }
 
-    /// When the oldest request was made.
-    pub(crate) fn since(&self) -> Option<Micros> {
-        self.requests.front().map(|(_, _, since)| *since)
+    pub(crate) fn oldest(&self) -> Option<(Index, Micros)> {
+        self.requests
+            .front()
+            .map(|(last, _, since)| (*last, *since))
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(crate) fn stored(&mut self, index: Index) {

@@ -28,7 +28,7 @@
 
 use crate::canary::canary;
 use crate::leading::Leadership;
-use crate::{Apus, Command, Durability};
+use crate::{Apus, Command, Durability, Role};
 use plover_types::{Index, ReplicaId, Viewstamp};
 
 /// The newest milestone of the log, here and on storage.
@@ -105,6 +105,35 @@ impl Apus {
             return Index(0);
         }
         held
+    }
+
+    /// Whether this leader's commits wait for nothing but the acknowledgement of `peer`, which is in sync: a majority without
+    /// it, and all others that are in sync, hold more of the log. Without it they would go on.
+    pub fn commits_wait_for(&self, peer: ReplicaId) -> bool {
+        let Role::Leading(leadership) = &self.role else {
+            return false;
+        };
+        if !self.keeps_milestones() {
+            return false;
+        }
+        let members = self.members();
+        let mut held: Vec<Index> = leadership
+            .peers
+            .iter()
+            .filter(|(id, _)| members.voters.contains(**id) && **id != peer)
+            .map(|(_, it)| it.matched)
+            .chain(self.is_voter().then(|| self.counted()))
+            .collect();
+        held.sort_unstable_by(|a, b| b.cmp(a));
+        let others = self.log.configuration().in_sync.iter();
+        let others = others.filter(|id| *id != peer).map(|id| match id {
+            id if id == self.config.me => self.counted(),
+            id => leadership.peers.get(&id).map_or(Index(0), |it| it.matched),
+        });
+        let by_others = others.chain(held.get(members.quorum() - 1).copied()).min();
+        let is_majority = held.len() >= members.quorum();
+        is_majority
+            && by_others.is_some_and(|at| at > self.log.commit() && at >= self.log.in_sync_at())
     }
 
     /// Whether a majority that consists of this backup and its leader commits by rule 2: nobody else

@@ -42,6 +42,10 @@ impl Apus {
             base: self.log.base().index,
             forgot: self.forgot(),
             log_bytes: self.log.bytes(),
+            unstored_bytes: match &self.role {
+                Role::Leading(leadership) => leadership.unstored.bytes(),
+                _ => 0,
+            },
             suspected_after: self.suspected_after(),
             version: self.version(),
             doubts: self.recovery.doubt.is_some(),

@@ -59,6 +59,8 @@ pub(crate) struct Context {
     pub operators: Operators,
     /// Whether clients are reached from this host.
     pub reaches_clients: bool,
+    /// This replica has handed over since its own disk has not stored the log in time, and it still has not.
+    pub storage_is_late: bool,
     /// Whether an operator has drained this host.
     pub drained: bool,
     /// This replica is no member of the group any more.

@@ -109,6 +109,14 @@ impl Replica {
         Micros(self.cx.config.hypervisor_timeout.0 / 4)
     }
 
+    /// This process itself stood still for a while: nobody else was late meanwhile.
+    pub(crate) fn begin_waits_anew(&mut self, now: Micros) {
+        self.cx.guest.unanswered.begin_anew(now);
+        if let Some((leader, _)) = self.leading() {
+            leader.log_waits.begin_anew(now);
+        }
+    }
+
     /// Probes a hypervisor that was not heard of for a while, and acts when an answer is late.
     pub(crate) fn watch_hypervisor(&mut self) {
         let cx = &mut self.cx;

@@ -134,7 +134,7 @@ impl Peers {
         }
     }
 
-    /// The peer has come back, or has taken a copy.
+    /// The peer has come back, or runs the guest in step.
     pub fn forget_refusal(&mut self, id: ReplicaId) {
         if let Some(peer) = self.get_mut(id) {
             peer.refusal = None;

@@ -89,6 +89,7 @@ impl Replica {
             jobs: Jobs::default(),
             operators: Operators::default(),
             reaches_clients: true,
+            storage_is_late: false,
             drained: config.drained,
             has_left: false,
             switch_not_before: Micros::ZERO,
@@ -106,7 +107,7 @@ impl Replica {
     /// that the replica waits for.
     pub fn apply(&mut self, now: Micros, event: Event, out: &mut Vec<Action>) -> Watch {
         if now.since(self.cx.now) > self.cx.config.timeout {
-            self.cx.guest.unanswered.begin_anew(now);
+            self.begin_waits_anew(now);
         }
         self.cx.now = self.cx.now.max(now);
         if let Some(order) = answered_by(&event) {
@@ -153,8 +154,8 @@ impl Replica {
                 lane: Lane::Bulk,
                 bytes,
             } => self.on_bulk(from, &bytes),
-            Event::StatePersisted(state) => cx.consensus(apus::Event::StatePersisted(state)),
-            Event::EntriesPersisted(at) => cx.consensus(apus::Event::EntriesPersisted(at)),
+            Event::StatePersisted(state) => self.on_stored(apus::Event::StatePersisted(state)),
+            Event::EntriesPersisted(at) => self.on_stored(apus::Event::EntriesPersisted(at)),
             Event::Frames(frames) => {
                 if let Some((leader, cx)) = self.leading() {
                     leader.on_frames(cx, frames);

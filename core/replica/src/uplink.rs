@@ -65,8 +65,16 @@ impl Replica {
     /// A replica that has handed over, or would have to, does not stand for election.
     pub(crate) fn abstain_if_at_fault(&mut self) {
         let is_cut_off = !self.cx.reaches_clients && matches!(self.phase, Phase::Deposed);
-        let is_late = self.cx.guest.unanswered.is_late();
+        let is_late = self.cx.guest.unanswered.is_late() || self.cx.storage_is_late;
         self.cx.group.core.set_abstains(is_late || is_cut_off);
+    }
+
+    /// The disk of the promise and the log has stored something.
+    pub(crate) fn on_stored(&mut self, event: apus::Event<'_>) {
+        if std::mem::take(&mut self.cx.storage_is_late) {
+            self.abstain_if_at_fault();
+        }
+        self.cx.consensus(event);
     }
 }
 

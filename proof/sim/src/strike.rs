@@ -303,7 +303,10 @@ impl World {
             self.coverage.hit(killed_in(phase));
         }
         let under_way = self.process(who).disk.under_way() as u64;
-        let kept = self.chance.faults.range(0, under_way) as usize;
+        let kept = match self.process(who).disk_hangs {
+            Some(_) => 0,
+            None => self.chance.faults.range(0, under_way) as usize,
+        };
         let process = self.process_mut(who);
         process.disk.crash(kept);
         if process.disk.is_between_generations() {

@@ -35,10 +35,10 @@ impl Replica {
     pub(crate) fn on_copy_start(&mut self, from: ReplicaId, purpose: CopyPurpose, offer: &Offer) {
         let attempt = offer.attempt;
         let is_free = match purpose {
-            CopyPurpose::Join => !matches!(self.role(), Role::Recovering | Role::Leader),
+            CopyPurpose::Join => self.role() != Role::Leader,
             CopyPurpose::Warm => self.role() == Role::Witness,
         };
-        if self.role() == Role::Recovering {
+        if purpose == CopyPurpose::Join && self.role() == Role::Recovering {
             let why = "this replica has just started, and learns the group's log first".into();
             self.cx.send_bulk(from, Body::CopyFailed { attempt, why });
             return;

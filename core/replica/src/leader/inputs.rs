@@ -65,7 +65,10 @@ impl Leader {
         let payload = op.encode(cx.group.usable_version());
         let log_bytes_max = cx.config.log_bytes_max;
         let room = log_bytes_max - log_bytes_max / KEPT_FREE_PART;
-        let fits = |cx: &Context| cx.group.core.status().log_bytes + payload.len() <= room;
+        let fits = |cx: &Context| {
+            let status = cx.group.core.status();
+            status.log_bytes.max(status.unstored_bytes) + payload.len() <= room
+        };
         if cx.is_log_half_full() || !fits(cx) {
             self.reclaim_solo_log(cx);
         }

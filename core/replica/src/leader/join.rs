@@ -51,8 +51,8 @@ const ROUNDS_MAX: u32 = 8;
 /// most of it.
 const PATIENCE: Micros = Micros::from_ms(15_000);
 
-/// How long after a failed attempt the next one begins; one that was refused waits longer
-/// (`peers`).
+/// How long after a failed attempt the next one begins, with another peer if there is one: the same one is asked again later
+/// each time (`peers`).
 const BACKOFF: Micros = Micros::from_ms(500);
 
 /// The leader's side of an attempt; the pages go over its [`crate::copy::stream::Stream`].

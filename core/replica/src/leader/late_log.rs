@@ -1,11 +1,14 @@
-//! A log that is not stored in time. Commits wait for all that are in sync and for a majority, so a disk that hangs under
-//! one of them would keep the clients waiting for as long.
+//! A log that is not stored in time. With the log in memory, commits wait for the promise of all that are in sync, once for
+//! each in-sync set, so a disk that hangs under one of them would keep the clients waiting for as long. With the log on disk
+//! a majority is enough, and what waits for the leader's own disk takes memory.
 //!
 //! | entries wait for | then |
 //! |---|---|
-//! | the secondary, which answers and acknowledges none of them | it is lost like one that makes no progress in a sync |
-//! | this leader's own disk | it hands over, if another replica holds the guest |
-//! | a majority | nothing here: the voters that do not answer are known as such |
+//! | nobody but the secondary, which answers and does not acknowledge them | it is lost like one that makes no progress in a sync |
+//! | this leader's own disk | it hands over, if another replica holds the guest and has stored what waits |
+//! | a majority | nothing here: another in-sync set would wait for it as well |
+//!
+//! Two replicas do none of this: there, no word is given on a suspicion (docs/decisions/0018).
 
 use super::Leader;
 use super::slot::patience;
@@ -30,55 +33,85 @@ impl Wait {
     fn since(&self) -> Option<Micros> {
         self.entry.map(|_| self.since)
     }
+
+    fn begin_anew(&mut self, now: Micros) {
+        self.since = now;
+    }
 }
 
 /// What a leader's log waits for.
 #[derive(Debug, Default)]
 pub(crate) struct LogWaits {
-    /// The next commit.
+    /// The next commit, for the secondary alone.
     commit: Wait,
     /// A milestone, which waits for this leader's own disk.
     milestone: Wait,
     /// It has handed over for that disk.
     has_resigned: bool,
+    /// This process stood still until then, so nobody else was late before.
+    awake_since: Micros,
+}
+
+impl LogWaits {
+    /// This process stood still for a while.
+    pub(crate) fn begin_anew(&mut self, now: Micros) {
+        self.awake_since = now;
+        self.commit.begin_anew(now);
+        self.milestone.begin_anew(now);
+    }
+
+    /// The oldest entry that this leader's own disk has not stored, and since when it is waited for.
+    fn own(&self, cx: &Context) -> Option<(Index, Micros)> {
+        let entry = cx.group.core.unstored();
+        let entry = entry.map(|(entry, since)| (entry, since.max(self.awake_since)));
+        let Wait {
+            entry: milestone,
+            since,
+        } = self.milestone;
+        let milestone = milestone.map(|milestone| (milestone, since));
+        entry.into_iter().chain(milestone).min_by_key(|it| it.1)
+    }
 }
 
 impl Leader {
     /// Looks for the one at fault where entries have waited for too long.
     pub(crate) fn watch_log(&mut self, cx: &mut Context) {
         let core = &cx.group.core;
-        let status = core.status();
-        let late = |since: Option<Micros>| since.is_some_and(|at| cx.now.since(at) >= patience(cx));
+        let secondary = self.secondary(cx);
+        let commit = core.status().commit;
+        let waits_for = |peer: &ReplicaId| core.commits_wait_for(*peer);
         let waits = &mut self.log_waits;
-        let uncommitted = (status.commit < status.last.index).then_some(status.commit);
+        let uncommitted = secondary.filter(waits_for).map(|_| commit);
         waits.commit.goes_on(uncommitted, cx.now);
         waits.milestone.goes_on(core.unstored_milestone(), cx.now);
-        let commit_is_late = late(waits.commit.since());
-        let own_is_late = late(waits.milestone.since()) || late(core.unstored_since());
-        waits.has_resigned &= own_is_late;
-        let secondary = self.secondary(cx);
-        if own_is_late {
-            // One that is named in sync by an entry which waits for this disk has loaded the guest, too.
-            let heir = secondary.filter(|peer| cx.peers.answers(*peer));
+        let own = waits.own(cx);
+        let is_late = |since: Micros| cx.now.since(since) >= patience(cx);
+        let late_entry = own.filter(|(_, since)| is_late(*since));
+        waits.has_resigned &= late_entry.is_some();
+        let is_blamed = waits.commit.since().is_some_and(is_late);
+        if let Some((entry, _)) = late_entry {
+            let may_lead = |peer: &ReplicaId| {
+                cx.peers.answers(*peer)
+                    && cx.peers.reaches_clients(*peer)
+                    && core.matched(*peer).is_some_and(|at| at >= entry)
+            };
+            let heir = secondary.filter(may_lead);
             if heir.is_some() && !cx.is_pair() && !self.log_waits.has_resigned {
                 self.log_waits.has_resigned = true;
+                cx.storage_is_late = true;
                 cx.hand_over(OwnFault::Storage);
             }
-            return;
-        }
-        let lags = |peer: &ReplicaId| core.matched(*peer).is_some_and(|at| at <= status.commit);
-        if let Some(peer) = secondary.filter(|peer| commit_is_late && lags(peer)) {
+        } else if let Some(peer) = secondary.filter(|_| is_blamed) {
+            cx.peers.refused(peer, cx.now);
             self.lose_peer(cx, peer, "it does not store the log");
         }
     }
 
     pub(super) fn log_deadline(&self, cx: &Context) -> Micros {
-        let LogWaits {
-            commit, milestone, ..
-        } = &self.log_waits;
-        let own = cx.group.core.unstored_since();
-        let waits = [commit.since(), milestone.since(), own];
-        let due = waits.into_iter().flatten().map(|at| at + patience(cx));
+        let waits = &self.log_waits;
+        let own = waits.own(cx).map(|(_, since)| since);
+        let due = own.into_iter().chain(waits.commit.since());
+        let due = due.map(|since| since + patience(cx));
         // One that is late already is looked at again with the next event.
         due.filter(|at| *at > cx.now).min().unwrap_or(Micros::NEVER)
     }

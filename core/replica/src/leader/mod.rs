@@ -76,7 +76,7 @@ pub(crate) struct Leader {
     pub switchover: Option<Switchover>,
     /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
     pub kept_frames: Option<Vec<Vec<Frame>>>,
-    log_waits: LogWaits,
+    pub log_waits: LogWaits,
     announcements: Announcements,
 }
 

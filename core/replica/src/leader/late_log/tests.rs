@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::api::{Action, Config, Event, Note, Role};
+use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use apus::{Durability, Start};
 use plover_types::{Lane, MachineWords, ReplicaSet};
@@ -12,6 +13,8 @@ struct Group {
     replicas: Vec<Replica>,
     due: VecDeque<(ReplicaId, Event)>,
     hangs: Option<ReplicaId>,
+    /// Nothing comes to it or from it.
+    away: Option<ReplicaId>,
     /// The last answer of the disk that hangs.
     held: Option<Event>,
     notes: Vec<Note>,
@@ -39,6 +42,7 @@ impl Group {
             replicas: ids.map(replica).into(),
             due: VecDeque::new(),
             hangs: None,
+            away: None,
             held: None,
             notes: Vec::new(),
         };
@@ -56,12 +60,18 @@ impl Group {
         self.replicas[0].leading().expect("replica 0 leads")
     }
 
-    /// The other replica holds the guest, and is named in sync.
-    fn join(&mut self) {
-        let joiner = &mut self.replicas[1];
-        joiner.cx.group.core.set_holds_state(true);
+    /// This replica holds the guest, and is to be in sync with the leader.
+    fn join(&mut self, joiner: ReplicaId) {
+        let core = &mut self.replicas[usize::from(joiner.0)].cx.group.core;
+        core.set_holds_state(true);
         let (leader, cx) = self.leader();
-        leader.propose_in_sync(cx, ReplicaSet::of([LEADER, OTHER]));
+        leader.propose_in_sync(cx, ReplicaSet::of([LEADER, joiner]));
+    }
+
+    fn propose_input(&mut self) {
+        let (_, cx) = self.leader();
+        let input = LogOp::Inputs(Vec::new()).encode(cx.group.usable_version());
+        assert!(cx.propose(apus::EntryKind::App, input).is_ok());
     }
 
     fn run(&mut self, ms: u64) {
@@ -89,6 +99,9 @@ impl Group {
                     bytes,
                     ..
                 } => {
+                    if [Some(to), Some(peer)].contains(&self.away) {
+                        continue;
+                    }
                     let (from, lane) = (to, Lane::Log);
                     let event = Event::Received { from, lane, bytes };
                     self.due.push_back((peer, event));
@@ -122,7 +135,7 @@ impl Group {
 fn a_joiner_that_does_not_store_its_promise_is_lost() {
     let mut group = Group::new(Durability::Memory);
     group.hangs = Some(OTHER);
-    group.join();
+    group.join(OTHER);
     group.run(100);
     let (leader, cx) = group.leader();
     assert!(!leader.is_solo(cx) && leader.proposed.is_some());
@@ -135,7 +148,7 @@ fn a_joiner_that_does_not_store_its_promise_is_lost() {
 fn a_disk_that_is_slow_for_a_moment_costs_nobody() {
     let mut group = Group::new(Durability::Memory);
     group.hangs = Some(OTHER);
-    group.join();
+    group.join(OTHER);
     group.run(100);
     group.hangs = None;
     let stored = group.held.take().expect("it has a promise to store");
@@ -155,15 +168,66 @@ fn a_leader_whose_own_disk_hangs_hands_over_if_another_one_holds_the_guest() {
     for joins in [false, true] {
         let mut group = Group::new(Durability::Disk);
         if joins {
-            group.join();
+            group.join(OTHER);
             group.run(100);
         }
         group.hangs = Some(LEADER);
-        let (_, cx) = group.leader();
-        let _ = cx.propose(apus::EntryKind::App, vec![7]);
+        group.propose_input();
         group.run(3_000);
         let count = group.notes.iter().filter(|note| resigned(note)).count();
         assert_eq!(count, usize::from(joins));
         assert_eq!(group.replicas[0].role() == Role::Leader, !joins);
     }
+}
+
+/// An input was on its way to the secondary that is replaced, and the joiner has acknowledged it before its disk hung.
+#[test]
+fn a_joiner_that_holds_more_than_is_committed_is_lost_all_the_same() {
+    let mut group = Group::new(Durability::Memory);
+    group.join(OTHER);
+    group.run(100);
+    group.away = Some(OTHER);
+    group.propose_input();
+    group.run(5);
+    group.hangs = Some(ReplicaId(2));
+    group.join(ReplicaId(2));
+    group.run(10);
+    group.away = None;
+    group.run(3_000);
+    let (leader, cx) = group.leader();
+    assert!(leader.is_solo(cx), "{:?}", leader.proposed);
+}
+
+/// Nothing would be won: another in-sync set waits for the same majority.
+#[test]
+fn a_joiner_is_kept_where_commits_wait_for_a_majority_as_well() {
+    let mut group = Group::new(Durability::Memory);
+    group.away = Some(ReplicaId(2));
+    group.hangs = Some(OTHER);
+    group.join(OTHER);
+    group.run(3_000);
+    let both = ReplicaSet::of([LEADER, OTHER]);
+    assert_eq!(group.leader().0.proposed, Some(both));
+
+    let mut group = Group::new(Durability::Disk);
+    group.join(OTHER);
+    group.run(100);
+    group.hangs = Some(OTHER);
+    group.away = Some(ReplicaId(2));
+    group.propose_input();
+    group.run(3_000);
+    let (leader, cx) = group.leader();
+    assert_eq!((leader.proposed, cx.group.in_sync), (None, both));
+}
+
+#[test]
+fn a_leader_that_stood_still_itself_blames_nobody() {
+    let mut group = Group::new(Durability::Memory);
+    group.hangs = Some(OTHER);
+    group.join(OTHER);
+    group.run(100);
+    group.now = group.now + Micros::from_ms(5_000);
+    group.apply(LEADER, Event::Outputs(Vec::new()));
+    let both = ReplicaSet::of([LEADER, OTHER]);
+    assert_eq!(group.leader().0.proposed, Some(both));
 }
