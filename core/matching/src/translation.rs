@@ -166,12 +166,11 @@ impl Connection {
     }
 
     fn note_end(&mut self, head: &TcpHead, now: Micros, by: usize) {
-        // One that has taken an RST sends nothing else, so a guest that goes on has refused it (RFC 5961 §3.2).
+        // A guest that goes on after an RST has refused it (RFC 5961 §3.2). It may refuse a FIN, so each frame counts.
         let goes_on = by == GUEST && !head.rst && std::mem::take(&mut self.is_reset);
         self.closed = self.closed.filter(|_| !goes_on);
         self.ended[by] |= head.fin;
         self.is_reset |= head.rst;
-        // A guest may have refused an end, and go on, so each frame counts.
         if head.rst || self.ended == [true; 2] || self.closed.is_some() {
             self.closed = Some(now);
         }
