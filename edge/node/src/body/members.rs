@@ -41,6 +41,7 @@ impl Body {
         let known = record.known();
         let before = self.storage.members();
         let before = before.map_or_else(|| self.config.group.record().known(), GroupRecord::known);
+        let mut gone = Vec::new();
         if let Some(fabric) = &mut self.fabric {
             for id in known.iter().filter(|id| *id != me) {
                 let address = record.addresses.get(&id).map(String::as_str);
@@ -58,7 +59,12 @@ impl Body {
                 let _ = fabric.set_peer(id, None);
                 self.packer.begin_anew(id);
                 self.unsent.forget(id);
+                gone.push(id);
             }
+        }
+        for id in gone {
+            self.relay_lost(id);
+            self.viewers_lost(id);
         }
         let linked = self.config.group.linked(&record);
         // Without it, clients send again what they sent in the moment of a switchover.
