@@ -13,7 +13,9 @@ use plover_lab_proof::freezer::Freezer;
 use plover_lab_proof::script::the_leader_dies;
 use plover_lab_proof::small::SmallDisk;
 use plover_lab_proof::storm::writers::Storm;
-use plover_lab_proof::{kill_leader, prove, prove_on, recover, restart_as_witness, role, wait_for};
+use plover_lab_proof::{
+    kill_leader, overlay, prove, prove_on, recover, restart_as_witness, role, wait_for,
+};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +24,7 @@ const DISK_BYTES: u64 = 24 << 20;
 
 /// In a replica's state directory.
 const JOURNAL: &str = "disks";
+const LOG: &str = "consensus";
 
 /// Fills the guest's disk. With `oflag=direct` the guest does not keep the data in its memory.
 const FILL: &str = "dd if=/dev/urandom of=/dev/vda bs=64k oflag=direct >/dev/null 2>&1 &\n";
@@ -212,6 +215,46 @@ fn a_replica_whose_disk_fails_or_hangs_leaves_and_comes_back_when_it_is_mended()
         let hung = hang_the_leaders_disk(lab, &freezer)?;
         hang_a_joiners_journal(lab, &freezer, hung)
     });
+}
+
+/// The disk hangs on which the leader keeps its log. The others commit without it, and the lead goes to one whose disk answers.
+fn hang_the_leaders_log(lab: &mut Experiment, freezer: &Freezer) -> Result<()> {
+    let (hung, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.wait_until_protected_again(at)?;
+    let state_dir = LabDir::of(lab.lab().name()).replica(hung).state_dir();
+    let (log, here) = (state_dir.join(LOG), freezer.path().join(LOG));
+    let copied = Command::new("cp").arg("-a").arg(&log).arg(&here).status()?;
+    ensure!(copied.success(), "cp: {copied}");
+    std::fs::remove_dir_all(&log)?;
+    std::os::unix::fs::symlink(here, &log)?;
+    recover(lab, hung)?;
+    while lab.lab().find(&role("leader"))? != hung {
+        the_leader_dies(lab)?;
+    }
+    freezer.freeze()?;
+    let at = plover_lab::trace::now_us();
+    lab.wait_for_failover(hung, at)?;
+    ensure!(
+        lab.find_event("resigned", at).is_some(),
+        "replica {hung} was deposed, and did not hand over"
+    );
+    lab.wait_for_answers(plover_lab::trace::now_us())?;
+    freezer.thaw()?;
+    lab.wait_until_protected_again(at)
+}
+
+#[test]
+fn a_leader_whose_log_hangs_hands_over() {
+    let (scratch, overlay) = (
+        tempfile::tempdir().expect("a directory is made"),
+        overlay("[group]\ndurability = \"disk\"\n"),
+    );
+    let freezer = Freezer::new(scratch.path().join("freezer"), 64).expect("a file system is made");
+    let options = Options {
+        overlay: Some(overlay.to_path_buf()),
+        ..Options::default()
+    };
+    prove("t-log", options, |lab| hang_the_leaders_log(lab, &freezer));
 }
 
 /// Connections that write, and acknowledged writes to wait for.
