@@ -1,7 +1,7 @@
 //! An operator's orders: switch over, drain, undrain; and to the guest: start, shut down, reboot, reset, pause. The same for a lab and for hosts in earnest: every
 //! replica's control socket takes these requests, and sends on those that are for the leader.
 
-use crate::control::{Control, ControlError};
+use crate::control::{Control, ControlError, DaemonStatus};
 use crate::leaving::{Leave, leave};
 use crate::status::{GroupStatus, ReplicaStatus};
 use anyhow::{Context, Result, bail, ensure};
@@ -102,7 +102,7 @@ pub fn drain(
     loop {
         let own = control.status()?;
         if matches!(own.role.as_str(), "witness" | "recovering") {
-            let Some(why) = why_not_end(control, &own.role, own.id) else {
+            let Some(why) = why_not_end(control, &own) else {
                 return Ok(own.id);
             };
             if Instant::now() > deadline {
@@ -143,16 +143,22 @@ pub fn drain(
     }
 }
 
-/// Why the end of a replica without a role would stop the guest. Where no replica leads that is heard here, nothing rests on
-/// this one's vote, nor on that of one that is still learning where its group stands.
-fn why_not_end(control: &Control, role: &str, id: u8) -> Option<String> {
+/// Why the end of a replica without a role would stop the guest. While it follows no leader nothing rests on its vote, nor
+/// on that of one that is still learning where its group stands.
+fn why_not_end(control: &Control, own: &DaemonStatus) -> Option<String> {
+    let follows = own
+        .more
+        .get("leader")
+        .is_some_and(|leader| !leader.is_null());
+    if own.role != "witness" || !follows {
+        return None;
+    }
     let status = match GroupStatus::ask(control) {
         Ok(status) => status,
         Err(error) => return Some(error.to_string()),
     };
-    let matters = role == "witness" && status.leader().is_some_and(ReplicaStatus::answers);
-    match leave(&status, id) {
-        Leave::Never(why) if matters => Some(why),
+    match leave(&status, own.id) {
+        Leave::Never(why) => Some(why),
         _ => None,
     }
 }

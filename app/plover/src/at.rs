@@ -54,30 +54,39 @@ impl At {
     }
 }
 
-/// The same, and those of replicas that do not run at present, but have run since the host booted and have not left their
-/// group. So an order is not another guest's because the one that was meant is down.
+/// The run directories of the replicas that run, and of those that do not, but have run since the host booted and have not
+/// left their group. So an order is not another guest's because the one that was meant is down.
 fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
-    let mut found = replicas_in(root);
+    let found = replicas_in(root);
     if found.iter().any(|dir| dir == root) {
         return found;
     }
-    let files = std::fs::read_dir(configurations)
-        .into_iter()
-        .flatten()
-        .flatten();
-    let files = files.map(|entry| entry.path());
-    for file in files.filter(|file| file.extension().is_some_and(|it| it == "toml")) {
-        let Ok(config) = ReplicaConfig::load(&file) else {
-            continue;
+    let entries = std::fs::read_dir(configurations).into_iter().flatten();
+    let files = entries.flatten().map(|entry| entry.path());
+    let files = files.filter(|file| file.extension().is_some_and(|it| it == "toml"));
+    let down = files.filter_map(|file| {
+        let config = ReplicaConfig::load(&file).ok();
+        let dir = match &config {
+            Some(config) => config.paths.run_dir.clone(),
+            // A mistake in it may be the reason why its replica is down.
+            None => root.join(file.file_stem()?),
         };
-        let has_left = || matches!(check_state_dir(&config), Err(StorageError::Left { .. }));
-        let dir = &config.paths.run_dir;
-        if dir.starts_with(root) && dir.is_dir() && !found.contains(dir) && !has_left() {
-            found.push(dir.clone());
-        }
-    }
-    found.sort();
-    found
+        let has_run = dir.starts_with(root) && dir.is_dir();
+        (has_run && !found.contains(&dir)).then_some((dir, config))
+    });
+    let has_left = |config: &ReplicaConfig| {
+        let state = check_state_dir(config);
+        matches!(state, Err(StorageError::Left { .. }))
+    };
+    // Where no other replica has run, nothing is asked of a disk that may hang.
+    let down: Vec<_> = down.collect();
+    let is_clear = found.len() + down.len() < 2;
+    let down = down
+        .into_iter()
+        .filter(|(_, config)| is_clear || !config.as_ref().is_some_and(has_left));
+    let mut all: Vec<_> = down.map(|(dir, _)| dir).chain(found.clone()).collect();
+    all.sort();
+    all
 }
 
 /// The run directories that have a control socket: `root` itself, or else those in it, by name. One that this user may not
@@ -152,6 +161,9 @@ mod tests {
             );
             std::fs::write(etc.join(format!("{name}.toml")), text).unwrap();
         }
-        assert_eq!(guests_in(&run, &etc), [run.join("mail"), run.join("shop")]);
+        let both = [run.join("mail"), run.join("shop")];
+        assert_eq!(guests_in(&run, &etc), both);
+        std::fs::write(etc.join("shop.toml"), "a mistake").unwrap();
+        assert_eq!(guests_in(&run, &etc), both);
     }
 }

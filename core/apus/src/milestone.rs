@@ -28,7 +28,7 @@
 
 use crate::canary::canary;
 use crate::leading::Leadership;
-use crate::{Apus, Command, Durability, Role};
+use crate::{Apus, Command, Durability, Role, VOTERS_MAX};
 use plover_types::{Index, ReplicaId, Viewstamp};
 
 /// The newest milestone of the log, here and on storage.
@@ -113,27 +113,28 @@ impl Apus {
         let Role::Leading(leadership) = &self.role else {
             return false;
         };
-        if !self.keeps_milestones() {
+        if !self.keeps_milestones() || self.log.commit() >= self.log.last().index {
             return false;
         }
         let members = self.members();
-        let mut held: Vec<Index> = leadership
-            .peers
-            .iter()
-            .filter(|(id, _)| members.voters.contains(**id) && **id != peer)
-            .map(|(_, it)| it.matched)
-            .chain(self.is_voter().then(|| self.counted()))
-            .collect();
+        let mut held = [Index(0); VOTERS_MAX + 1];
+        if self.is_voter() {
+            held[VOTERS_MAX] = self.counted();
+        }
+        let voters = leadership.peers.iter();
+        let voters = voters.filter(|(id, _)| members.voters.contains(**id) && **id != peer);
+        for (slot, (_, voter)) in held.iter_mut().zip(voters) {
+            *slot = voter.matched;
+        }
         held.sort_unstable_by(|a, b| b.cmp(a));
+        let by_quorum = held[members.quorum() - 1];
         let others = self.log.configuration().in_sync.iter();
-        let others = others.filter(|id| *id != peer).map(|id| match id {
+        let by_others = others.filter(|id| *id != peer).map(|id| match id {
             id if id == self.config.me => self.counted(),
             id => leadership.peers.get(&id).map_or(Index(0), |it| it.matched),
         });
-        let by_others = others.chain(held.get(members.quorum() - 1).copied()).min();
-        let is_majority = held.len() >= members.quorum();
-        is_majority
-            && by_others.is_some_and(|at| at > self.log.commit() && at >= self.log.in_sync_at())
+        let held = by_others.min().unwrap_or(by_quorum).min(by_quorum);
+        held > self.log.commit() && held >= self.log.in_sync_at()
     }
 
     /// Whether a majority that consists of this backup and its leader commits by rule 2: nobody else

@@ -166,7 +166,7 @@ impl Connection {
     }
 
     fn note_end(&mut self, head: &TcpHead, now: Micros, by: usize) {
-        // A guest that goes on after an RST has refused it (RFC 5961 §3.2). It may refuse a FIN, so each frame counts.
+        // A guest that goes on has refused an RST (RFC 5961 §3.2), or has not read it yet: then this stays for longer.
         let goes_on = by == GUEST && !head.rst && std::mem::take(&mut self.is_reset);
         self.closed = self.closed.filter(|_| !goes_on);
         self.ended[by] |= head.fin;

@@ -11,7 +11,7 @@
 //! * A keepalive probe is unanswered. It goes out after an idle second, so that the peer of an idle
 //!   connection owes something, too.
 //! * *Two* probes of a closed window are unanswered. One proves nothing: Linux answers such
-//!   probes at most every 500 ms, and the first ones come faster.
+//!   probes at most every 500 ms, and the first ones come faster. One is enough after ten seconds in which nothing was heard.
 
 use crate::context::{Context, Loss, No};
 use crate::door::{Connection, Listen};
@@ -331,7 +331,7 @@ fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
     // not, the retransmission will tell.
     let data = info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
     let heard_ago = Duration::from_millis(u64::from(info.tcpi_last_ack_recv));
-    // Only probes of a closed window back off, to minutes: a second one may come as late.
+    // Only probes of a closed window back off. They come minutes apart in the end, too rarely to wait for a second one.
     let probes_missed_max = match info.tcpi_backoff > 0 && heard_ago < UNHEARD_MAX {
         true => 1,
         false => 0,

@@ -292,8 +292,19 @@ impl Instance {
         }
     }
 
-    /// Ends the own unit, where another replica answers in its place: none runs in it, or one whose configuration has been
-    /// given another name or id since.
+    /// Whether the replica that answers runs in the unit of this resource.
+    pub(super) fn is_in_own_unit(&self) -> bool {
+        let Some(unit) = self.unit().ok().filter(|_| is_unit()) else {
+            return false;
+        };
+        let Ok(replica) = self.control().process() else {
+            return false;
+        };
+        let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", replica.pid));
+        groups.is_ok_and(|groups| groups.contains(&format!("/{unit}")))
+    }
+
+    /// Ends the own unit where another replica answers in its place: it may be waiting to start.
     pub(super) fn stop_unit(&self) -> Outcome {
         let unit = match self.unit() {
             Ok(unit) if is_unit() => unit,

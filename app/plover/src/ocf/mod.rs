@@ -133,12 +133,13 @@ impl Instance {
         Control::in_run_dir(&self.config.paths.run_dir)
     }
 
-    /// Whose socket is in this replica's folder, if it is another one's.
+    /// Whose socket is in this replica's folder, if it is another one's. One that runs in this resource's own unit was given
+    /// another name or id in its file meanwhile, and is this one.
     fn answered_by_another(&self) -> Option<String> {
         let own = self.control().within(ASKED_WITHIN).status().ok()?;
         let group = own.more.get("group").and_then(Value::as_str)?;
         let is_own = group == self.config.group.name && own.id == self.config.group.me;
-        (!is_own).then(|| {
+        (!is_own && !self.is_in_own_unit()).then(|| {
             format!(
                 "in paths.run_dir of {}, {}, replica {} of {group} answers: give each replica a run_dir of its own",
                 self.file.display(),

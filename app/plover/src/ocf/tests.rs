@@ -375,7 +375,8 @@ fn another_guests_replica_is_neither_taken_for_its_own_nor_stopped() {
 #[test]
 fn a_host_whose_vote_the_group_needs_is_not_said_to_be_drained() {
     let host = host();
-    let group = [leader(), silent(1), witness()];
+    let follows = with(witness(), &[("leader", json!(0))]);
+    let group = [leader(), silent(1), follows];
     replica(&host, &group[2], &group);
     let control = Control::in_run_dir(host.path());
     let drained = |lasts| operate::drain(&control, lasts, Duration::ZERO, |_| {});

@@ -67,7 +67,7 @@ impl Replica {
         let writes = !chunks.is_empty();
         self.cx.write_chunks(chunks);
         match writes {
-            // The hypervisor gets the order when they are written, and has its time from then on.
+            // The order waits for some of these writes. A disk that hangs under them is noticed by the leader's next syncvm.
             true => self.cx.out.push(Action::LoadState(device)),
             false => self.cx.order(Order::Load, Action::LoadState(device)),
         }

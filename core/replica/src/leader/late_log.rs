@@ -4,7 +4,7 @@
 //!
 //! | entries wait for | then |
 //! |---|---|
-//! | nobody but the secondary, which answers and does not acknowledge them | it is lost like one that makes no progress in a sync |
+//! | nobody but the secondary | it is lost like one that makes no progress in a sync |
 //! | this leader's own disk | it hands over, if another replica holds the guest and has stored what waits |
 //! | a majority | nothing here: another in-sync set would wait for it as well |
 //!
@@ -46,6 +46,8 @@ pub(crate) struct LogWaits {
     commit: Wait,
     /// A milestone, which waits for this leader's own disk.
     milestone: Wait,
+    /// The entry that waits for that disk, and that a replica which may lead has stored.
+    ahead: Wait,
     /// It has handed over for that disk.
     has_resigned: bool,
     /// This process stood still until then, so nobody else was late before.
@@ -58,6 +60,7 @@ impl LogWaits {
         self.awake_since = now;
         self.commit.begin_anew(now);
         self.milestone.begin_anew(now);
+        self.ahead.begin_anew(now);
     }
 
     /// The oldest entry that this leader's own disk has not stored, and since when it is waited for.
@@ -73,6 +76,11 @@ impl LogWaits {
     }
 }
 
+/// How long the next leader has to have stored what this one's disk has not.
+fn ahead_for(cx: &Context) -> Micros {
+    Micros(patience(cx).0 / 2)
+}
+
 impl Leader {
     /// Looks for the one at fault where entries have waited for too long.
     pub(crate) fn watch_log(&mut self, cx: &mut Context) {
@@ -85,19 +93,28 @@ impl Leader {
         waits.commit.goes_on(uncommitted, cx.now);
         waits.milestone.goes_on(core.unstored_milestone(), cx.now);
         let own = waits.own(cx);
-        let is_late = |since: Micros| cx.now.since(since) >= patience(cx);
-        let late_entry = own.filter(|(_, since)| is_late(*since));
-        waits.has_resigned &= late_entry.is_some();
-        let is_blamed = waits.commit.since().is_some_and(is_late);
-        if let Some((entry, _)) = late_entry {
-            let may_lead = |peer: &ReplicaId| {
-                cx.peers.answers(*peer)
-                    && cx.peers.reaches_clients(*peer)
-                    && core.matched(*peer).is_some_and(|at| at >= entry)
-            };
-            let heir = secondary.filter(may_lead);
-            if heir.is_some() && !cx.is_pair() && !self.log_waits.has_resigned {
-                self.log_waits.has_resigned = true;
+        let may_lead = |peer: &ReplicaId, entry| {
+            cx.peers.answers(*peer)
+                && cx.peers.reaches_clients(*peer)
+                && core.matched(*peer).is_some_and(|at| at >= entry)
+        };
+        let ahead = own.filter(|(entry, _)| secondary.is_some_and(|it| may_lead(&it, *entry)));
+        waits.ahead.goes_on(ahead.map(|it| it.0), cx.now);
+        let is_over = |since: Micros, span: Micros| cx.now.since(since) >= span;
+        let own_is_late = own.is_some_and(|(_, since)| is_over(since, patience(cx)));
+        waits.has_resigned &= own_is_late;
+        // A disk that both share comes back for both, and for one of them first.
+        let heir_is_ahead = waits
+            .ahead
+            .since()
+            .is_some_and(|at| is_over(at, ahead_for(cx)));
+        let is_blamed = waits
+            .commit
+            .since()
+            .is_some_and(|at| is_over(at, patience(cx)));
+        if own_is_late {
+            if heir_is_ahead && !cx.is_pair() && !waits.has_resigned {
+                waits.has_resigned = true;
                 cx.storage_is_late = true;
                 cx.hand_over(OwnFault::Storage);
             }
@@ -112,8 +129,10 @@ impl Leader {
         let own = waits.own(cx).map(|(_, since)| since);
         let due = own.into_iter().chain(waits.commit.since());
         let due = due.map(|since| since + patience(cx));
+        let ahead = waits.ahead.since().map(|since| since + ahead_for(cx));
         // One that is late already is looked at again with the next event.
-        due.filter(|at| *at > cx.now).min().unwrap_or(Micros::NEVER)
+        let due = due.chain(ahead).filter(|at| *at > cx.now);
+        due.min().unwrap_or(Micros::NEVER)
     }
 }
 

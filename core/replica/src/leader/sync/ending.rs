@@ -32,7 +32,10 @@ impl Leader {
         self.partner.take_if(|partner| *partner == from);
         if !joins {
             self.is_proven = true;
-            cx.peers.forget_refusal(from);
+            // A checkpoint may be acknowledged before the log names its secondary.
+            if self.proposed.is_none() {
+                cx.peers.forget_refusal(from);
+            }
         }
         let replaces = joins && self.is_replacing();
         if !replaces {
