@@ -231,8 +231,9 @@ fn hang_the_leaders_log(lab: &mut Experiment, freezer: &Freezer) -> Result<()> {
     while lab.lab().find(&role("leader"))? != hung {
         the_leader_dies(lab)?;
     }
-    freezer.freeze()?;
+    // To freeze a busy file system takes seconds, and what is written meanwhile waits already.
     let at = plover_lab::trace::now_us();
+    freezer.freeze()?;
     lab.wait_for_failover(hung, at)?;
     ensure!(
         lab.find_event("resigned", at).is_some(),
