@@ -48,7 +48,7 @@ pub(crate) struct Leadership {
     pub predecessor: Option<Resigned>,
     /// The last entry before those that `propose` took and `flush` has not sent.
     unsent: Option<Viewstamp>,
-    /// What waits for this replica's own storage.
+    /// The entries that wait for this replica's own storage.
     pub unstored: Unstored,
 }
 

@@ -36,7 +36,7 @@ fn a_late_segment_of_a_former_connection_does_not_move_the_place() {
     assert!(!sides.covered().contains(&no));
 }
 
-/// What that segment acknowledges is no input of the new connection, in this slot or a later one.
+/// The acknowledgement of such a segment is of no input of the new connection, in this slot or a later one.
 #[test]
 fn a_late_acknowledgement_of_a_former_connection_counts_for_nothing() {
     let mut sides = Sides::new();

@@ -39,7 +39,7 @@ impl Wait {
     }
 }
 
-/// What a leader's log waits for.
+/// The waits of a leader's log.
 #[derive(Debug, Default)]
 pub(crate) struct LogWaits {
     /// The next commit, for the secondary alone.
