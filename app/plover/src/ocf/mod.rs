@@ -133,8 +133,8 @@ impl Instance {
         Control::in_run_dir(&self.config.paths.run_dir)
     }
 
-    /// Whose socket is in this replica's folder, if it is another one's. One that runs in this resource's own unit was given
-    /// another name or id in its file meanwhile, and is this one.
+    /// The reason, in words, if another replica's socket is in this one's folder. A replica in this resource's own unit is this
+    /// one, even if its file has been given another name or id since.
     fn answered_by_another(&self) -> Option<String> {
         let own = self.control().within(ASKED_WITHIN).status().ok()?;
         let group = own.more.get("group").and_then(Value::as_str)?;
