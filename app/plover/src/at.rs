@@ -112,6 +112,7 @@ pub fn replicas_in(root: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::configuration;
 
     #[test]
     fn the_only_replica_of_a_host_needs_no_name() {
@@ -148,17 +149,7 @@ mod tests {
         }
         std::fs::write(run.join("mail/control.sock"), "").unwrap();
         for name in ["shop", "spare"] {
-            let path = dir.path().display();
-            let text = format!(
-                "[group]\nname = \"{name}\"\nme = 0\nplaintext = true\nreplica = [\n\
-                 {{ id = 0, address = \"192.0.2.10:7700\" }},\n\
-                 {{ id = 1, address = \"192.0.2.11:7700\" }},\n\
-                 {{ id = 2, address = \"192.0.2.12:7700\" }},\n]\n\
-                 [guest]\nmachine = \"q35\"\nmac = \"52:54:00:00:00:01\"\n\
-                 [[disk]]\npath = \"{path}/shop.raw\"\nsize_mib = 64\n\
-                 [net]\ntap = \"guest0\"\n\
-                 [paths]\nstate_dir = \"{path}/state\"\nrun_dir = \"{path}/run/{name}\"\n"
-            );
+            let text = configuration(name, dir.path(), &run.join(name));
             std::fs::write(etc.join(format!("{name}.toml")), text).unwrap();
         }
         let both = [run.join("mail"), run.join("shop")];

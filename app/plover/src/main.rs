@@ -64,6 +64,8 @@ mod replica;
 mod run;
 mod tap;
 mod target;
+#[cfg(test)]
+mod testing;
 mod tool;
 
 use clap::Parser;

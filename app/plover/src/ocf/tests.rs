@@ -1,6 +1,7 @@
 //! The agent on replicas that are not there: a socket that answers what a test says.
 
 use super::{Code, Instance, META_DATA, Outcome, carry_out, judge};
+use crate::testing::configuration;
 use plover_lab::control::Control;
 use plover_lab::leaving::{self, Leave};
 use plover_lab::operate::{self, Drained};
@@ -18,17 +19,7 @@ use tempfile::TempDir;
 /// A host with a configuration, and its folder.
 fn host() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().display();
-    let text = format!(
-        "[group]\nname = \"shop\"\nme = 0\nplaintext = true\nreplica = [\n\
-         {{ id = 0, address = \"192.0.2.10:7700\" }},\n\
-         {{ id = 1, address = \"192.0.2.11:7700\" }},\n\
-         {{ id = 2, address = \"192.0.2.12:7700\" }},\n]\n\
-         [guest]\nmachine = \"q35\"\nmac = \"52:54:00:00:00:01\"\n\
-         [[disk]]\npath = \"{path}/shop.raw\"\nsize_mib = 64\n\
-         [net]\ntap = \"guest0\"\n\
-         [paths]\nstate_dir = \"{path}/state\"\nrun_dir = \"{path}\"\n"
-    );
+    let text = configuration("shop", dir.path(), dir.path());
     std::fs::write(dir.path().join("shop.toml"), text).unwrap();
     dir
 }
