@@ -50,6 +50,24 @@ fn segmentation_does_not_matter() {
     assert_eq!(sides.matcher.difference(), None);
 }
 
+/// The place of what comes after a lost message is not known, so nothing is covered until the next sync.
+#[test]
+fn nothing_is_covered_after_a_lost_message() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(7).data(b"one ").frame());
+    sides.theirs(&Tcp::at(7).data(b"one ").frame());
+    assert_eq!(sides.covered(), [0]);
+    sides.matcher.lost();
+    sides.ours(&Tcp::at(11).data(b"two ").frame());
+    sides.theirs(&Tcp::at(11).data(b"two ").frame());
+    assert_eq!(sides.covered(), []);
+    assert_eq!(sides.matcher.difference(), Some(Difference::Lost));
+    sides.matcher.begin(false);
+    sides.ours(&Tcp::at(15).data(b"three").frame());
+    sides.theirs(&Tcp::at(15).data(b"three").frame());
+    assert_eq!(sides.covered(), [2]);
+}
+
 /// After a frame that a full guard has dropped, no other is released on a match. The next sync begins the
 /// connection anew.
 #[test]

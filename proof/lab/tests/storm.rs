@@ -84,6 +84,7 @@ fn a_good_disk_is_clean_and_a_bad_one_is_not() {
         storm.wait_for(writes + ENOUGH);
         if seed == 1 {
             drop(server);
+            storm.wait_for(u64::MAX);
             let error = format!("{:#}", storm.finish().unwrap_err());
             assert!(error.contains("writer"), "{error}");
         } else {

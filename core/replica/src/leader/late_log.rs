@@ -46,8 +46,9 @@ pub(crate) struct LogWaits {
     commit: Wait,
     /// A milestone, which waits for this leader's own disk.
     milestone: Wait,
-    /// The entry that waits for that disk, and that a replica which may lead has stored.
-    ahead: Wait,
+    /// Since when a replica that may lead has stored what waits for that disk. A disk that is slow takes an entry now and
+    /// then, and the other one stays ahead.
+    ahead_since: Option<Micros>,
     /// It has handed over for that disk.
     has_resigned: bool,
     /// This process stood still until then, so nobody else was late before.
@@ -60,7 +61,7 @@ impl LogWaits {
         self.awake_since = now;
         self.commit.begin_anew(now);
         self.milestone.begin_anew(now);
-        self.ahead.begin_anew(now);
+        self.ahead_since = None;
     }
 
     /// The oldest entry that this leader's own disk has not stored, and since when it is waited for.
@@ -98,15 +99,15 @@ impl Leader {
                 && cx.peers.reaches_clients(*peer)
                 && core.matched(*peer).is_some_and(|at| at >= entry)
         };
-        let ahead = own.filter(|(entry, _)| secondary.is_some_and(|it| may_lead(&it, *entry)));
-        waits.ahead.goes_on(ahead.map(|it| it.0), cx.now);
+        let is_ahead =
+            own.is_some_and(|(entry, _)| secondary.is_some_and(|it| may_lead(&it, entry)));
+        waits.ahead_since = is_ahead.then(|| waits.ahead_since.unwrap_or(cx.now));
         let is_over = |since: Micros, span: Micros| cx.now.since(since) >= span;
         let own_is_late = own.is_some_and(|(_, since)| is_over(since, patience(cx)));
         waits.has_resigned &= own_is_late;
         // A disk that both share comes back for both, and for one of them first.
         let heir_is_ahead = waits
-            .ahead
-            .since()
+            .ahead_since
             .is_some_and(|at| is_over(at, ahead_for(cx)));
         let is_blamed = waits
             .commit
@@ -129,7 +130,7 @@ impl Leader {
         let own = waits.own(cx).map(|(_, since)| since);
         let due = own.into_iter().chain(waits.commit.since());
         let due = due.map(|since| since + patience(cx));
-        let ahead = waits.ahead.since().map(|since| since + ahead_for(cx));
+        let ahead = waits.ahead_since.map(|since| since + ahead_for(cx));
         // One that is late already is looked at again with the next event.
         let due = due.chain(ahead).filter(|at| *at > cx.now);
         due.min().unwrap_or(Micros::NEVER)

@@ -17,6 +17,8 @@ struct Group {
     away: Option<ReplicaId>,
     /// The last answer of the disk that hangs.
     held: Option<Event>,
+    /// What the leader's disk, which is slow, has still to store.
+    queue: Option<VecDeque<Event>>,
     notes: Vec<Note>,
 }
 
@@ -44,6 +46,7 @@ impl Group {
             hangs: None,
             away: None,
             held: None,
+            queue: None,
             notes: Vec::new(),
         };
         for (id, peer) in ids.iter().flat_map(|id| ids.map(|peer| (*id, peer))) {
@@ -114,7 +117,14 @@ impl Group {
                 Action::PersistState(state) => Event::StatePersisted(state),
                 Action::PersistEntries { after, entries, .. } if !hangs => {
                     let last = entries.last().map_or(after, |entry| entry.viewstamp);
-                    Event::EntriesPersisted(last)
+                    let stored = Event::EntriesPersisted(last);
+                    match self.queue.as_mut().filter(|_| to == LEADER) {
+                        Some(queue) => {
+                            queue.push_back(stored);
+                            continue;
+                        }
+                        None => stored,
+                    }
                 }
                 Action::StartGuest(_) => Event::GuestStarted(MachineWords::default()),
                 Action::Resume => Event::GuestResumed,
@@ -178,6 +188,27 @@ fn a_leader_whose_own_disk_hangs_hands_over_if_another_one_holds_the_guest() {
         assert_eq!(count, usize::from(joins));
         assert_eq!(group.replicas[0].role() == Role::Leader, !joins);
     }
+}
+
+/// It stores an entry now and then, and falls behind the others.
+#[test]
+fn a_leader_whose_own_disk_is_slow_hands_over_as_well() {
+    let mut group = Group::new(Durability::Disk);
+    group.join(OTHER);
+    group.run(100);
+    group.queue = Some(VecDeque::new());
+    let mut inputs = 0;
+    while group.replicas[0].role() == Role::Leader {
+        assert!(inputs < 100, "it leads still");
+        group.propose_input();
+        group.run(50);
+        inputs += 1;
+        let stored = group.queue.as_mut().filter(|_| inputs % 4 == 0);
+        let stored = stored.and_then(VecDeque::pop_front);
+        group.due.extend(stored.map(|stored| (LEADER, stored)));
+    }
+    let why = OwnFault::Storage;
+    assert!(group.notes.contains(&Note::Resigned { why }));
 }
 
 /// An input was on its way to the secondary that is replaced, and the joiner has acknowledged it before its disk hung.
