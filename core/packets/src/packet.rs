@@ -42,6 +42,25 @@ impl Route {
         self.protocol & Self::PROTOCOL
     }
 
+    /// Whether it is of TCP.
+    pub fn is_tcp(self) -> bool {
+        self.ip_protocol() == TCP
+    }
+
+    /// The number of the guest's NIC.
+    pub fn nic(self) -> u8 {
+        self.protocol >> Self::PROTOCOL.count_ones()
+    }
+
+    /// The same on the NIC of this number.
+    #[must_use]
+    pub fn on_nic(self, nic: u8) -> Self {
+        Self {
+            protocol: self.ip_protocol() | (nic << Self::PROTOCOL.count_ones()),
+            ..self
+        }
+    }
+
     /// The other direction.
     pub fn back(self) -> Self {
         Self {
@@ -188,11 +207,11 @@ pub(crate) fn parse(bytes: &[u8], nic: u8) -> Option<(Route, NetSlice<'_>, Trans
         TransportSlice::Icmpv6(_) => (ICMPV6, 0, 0),
     };
     let route = Route {
-        protocol: protocol | (nic << Route::PROTOCOL.count_ones()),
+        protocol,
         source: (source, from_port),
         destination: (destination, to_port),
     };
-    Some((route, net, transport))
+    Some((route.on_nic(nic), net, transport))
 }
 
 /// The acknowledgement number, if the ACK flag is set.

@@ -60,7 +60,9 @@ impl Replica {
             _ => (None, None),
         };
         if self.role() != Role::Leader {
-            let leader = Leader::new(&self.cx.config, self.cx.now);
+            let mut leader = Leader::new(&self.cx.config, self.cx.now);
+            let early_streams = &mut self.cx.guest.early_streams.of_state;
+            leader.resets.begin(std::mem::take(early_streams));
             self.enter(Phase::Leader(Box::new(leader)));
         }
         // The old leader's syncvm: given up, or carried through if it was complete.
@@ -88,6 +90,7 @@ impl Replica {
         }
         if let Some((leader, cx)) = self.leading() {
             leader.abort_sync(cx, "this replica does not lead any more");
+            cx.guest.early_streams.of_state = leader.resets.list().collect();
             self.cx.out.push(Action::FaceClients(false));
             let holds_state = self.holds_state();
             self.enter(Phase::Deposed);

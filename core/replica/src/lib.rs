@@ -81,6 +81,7 @@ mod bulk;
 mod canary;
 mod context;
 mod copy;
+mod early_streams;
 mod failover;
 mod follow;
 #[doc(hidden)]

@@ -74,13 +74,21 @@ impl Replica {
             return;
         }
         let mut dropped = 0;
+        let mut to_guest = Vec::new();
         for frame in frames {
+            if let Phase::Leader(leader) = phase {
+                if !leader.resets.passes(&frame, &mut to_guest) {
+                    continue;
+                }
+            }
             match cx.guest.translator.outgoing(cx.now, frame) {
                 Outgoing::Passes(frame) if cx.outputs.guard.has_room() => {
                     if let Phase::Leader(leader) = phase {
                         let no = cx.outputs.guard.next_no();
                         leader.matching.sent(no, &frame);
-                        leader.clean.sent(no, &frame);
+                        if cx.config.policy.clean_replies {
+                            leader.clean.sent(no, &frame);
+                        }
                     }
                     cx.outputs.guard.hold(cx.now, cx.guest.taken, frame);
                 }
@@ -98,6 +106,7 @@ impl Replica {
                 leader.report_syns(cx);
                 // Before the policy asks whether an output waits.
                 leader.clear_what_is_clean(cx);
+                leader.take_frames(cx, to_guest);
             }
             Phase::Secondary(secondary) => secondary.report_outputs(cx, dropped > 0),
             _ => {}

@@ -173,7 +173,8 @@ impl Leader {
 
     /// Whether the moment has come to hand over.
     fn may_switch(&mut self, cx: &Context, after: SyncNo) -> bool {
-        if !self.is_proven {
+        // With the next sync no early stream is left, which the next leader would reset.
+        if !self.is_proven || self.has_early_streams() {
             self.slot.is_due |= self.sync.is_none();
             return false;
         }

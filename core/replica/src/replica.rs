@@ -233,9 +233,7 @@ impl Replica {
             // This replica may have given up the lead just now.
             self.drain_consensus();
             if let Some((leader, cx)) = self.leading() {
-                leader.tick_members(cx);
-                leader.tick_slot(cx);
-                leader.tick_announcements(cx);
+                leader.tick(cx);
             }
             let is_compared = self.reports_outputs();
             self.cx.tick_pace(is_compared);

@@ -1,10 +1,14 @@
 //! The messages of the bulk lane.
 
 use plover_matching::{LeaderSyn, Translation};
+use plover_packets::{MACS_BYTES, Route};
 use plover_types::{
     Frame, MachineWords, Micros, Payload, ReplicaId, Runs, SyncNo, Unconsumed, View, wire,
 };
 use serde::{Deserialize, Serialize};
+
+/// The oldest wire version that has [`Body::EarlyStreams`].
+pub const EARLY_STREAMS_VERSION: u8 = 4;
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
 /// drops it (PLOVER §4.4: "all phases carry the sender's vid").
@@ -23,6 +27,19 @@ pub enum CopyPurpose {
     Join,
     /// Secondary to witness: keep the copy, so that you can join with little left to do.
     Warm,
+}
+
+/// A connection over which clients may get bytes before the sync that contains them (docs/decisions/0081).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlyStream {
+    /// The connection, from the guest to its client.
+    pub route: Route,
+    /// The Ethernet addresses of the guest's frames, the receiver's first.
+    pub macs: [u8; MACS_BYTES],
+    /// The client has acknowledged all bytes before this one.
+    pub acked: u32,
+    /// The guest has acknowledged all bytes before this one.
+    pub heard: u32,
 }
 
 /// The kinds of messages, in the order of their use.
@@ -301,6 +318,14 @@ pub enum Body {
         /// The key of this opening.
         key: [u8; 32],
     },
+    /// Leader, before the end mark: over these connections my clients may get bytes of the slot that begins with this syncvm
+    /// before the next one. Reset them if you take over. Unsaid, there are none. Since wire version 4.
+    EarlyStreams {
+        /// The syncvm.
+        sync: SyncNo,
+        /// The connections.
+        streams: Vec<EarlyStream>,
+    },
 }
 
 impl Body {
@@ -308,6 +333,7 @@ impl Body {
     pub fn since(&self) -> u8 {
         match self {
             Self::DirtyUnderKeys { .. } | Self::CompareUnderKey { .. } => 3,
+            Self::EarlyStreams { .. } => EARLY_STREAMS_VERSION,
             // The test of the forms finds a new kind that is missing above.
             _ => wire::OLDEST_VERSION,
         }
@@ -344,6 +370,7 @@ impl Body {
             | Self::ResetPages { .. }
             | Self::Members { .. }
             | Self::Copied { .. }
+            | Self::EarlyStreams { .. }
             | Self::GuestLost { .. } => Payload::Other,
         }
     }

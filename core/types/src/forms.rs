@@ -20,14 +20,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
-pub const FORMS: [(&str, u64); 20] = [
+pub const FORMS: [(&str, u64); 21] = [
     ("consensus", 0x55b0_e115_3e70_df28),
     ("entries", 0x17e2_9cb6_9d1d_f77a),
     ("log operations of version 2", 0xcb66_1338_2de1_7564),
     ("log operations of version 3", 0x55f0_2e25_8d58_6683),
     ("log operations", 0x611b_7a67_bfad_cb04),
     ("syncvm of version 2", 0x2ea8_ce0f_71bb_d79f),
-    ("syncvm", 0x49ae_ac5f_53d2_a8a3),
+    ("syncvm of version 3", 0x49ae_ac5f_53d2_a8a3),
+    ("syncvm", 0x723b_a169_6424_f73e),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
     ("handshake", 0x8843_c361_638f_1ec7),
@@ -100,7 +101,7 @@ mod tests {
     const VERSIONS: [(u8, u64); 3] = [
         (2, 0x6e12_9543_0a2b_1bcb),
         (3, 0x0fda_b908_593f_7813),
-        (4, 0x5425_4264_ebf1_bd8b),
+        (4, 0x765f_0837_d302_3228),
     ];
 
     #[test]

@@ -46,5 +46,5 @@ pub use layout::{
 };
 pub use pages::{PageSet, Runs};
 pub use payload::Payload;
-pub use reply::{Reply, fnv1a};
+pub use reply::{About, Reply, fnv1a};
 pub use time::{Micros, SplitMix64};

@@ -3,11 +3,26 @@
 use crate::SyncNo;
 use std::net::IpAddr;
 
-/// A program in the guest says this of a datagram that it is about to send (docs/decisions/0065).
+/// The bytes that a word is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    /// A datagram.
+    Datagram {
+        /// [`fnv1a`] of its payload.
+        hash: u64,
+    },
+    /// Bytes of a TCP connection.
+    Stream {
+        /// How many bytes the program has sent on the connection before these.
+        at: u64,
+    },
+}
+
+/// A program in the guest says this of bytes that it is about to send (docs/decisions/0065, and 0081 for TCP).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The cut as of which it is *clean*: it says only what the guest's state at that cut says, too. `None` for one that
-    /// is not.
+    /// The cut as of which they are *clean*: they say only what the guest's state at that cut says, too. `None` for a
+    /// datagram that is not.
     pub clean_as_of: Option<SyncNo>,
     /// The guest's address, if the program knows it, and its port.
     pub guest: (Option<IpAddr>, u16),
@@ -15,10 +30,10 @@ pub struct Reply {
     pub client: (IpAddr, u16),
     /// The number of the IP protocol.
     pub protocol: u8,
-    /// How many bytes the payload has.
+    /// How many bytes they are; of a datagram, its payload.
     pub bytes: u32,
-    /// [`fnv1a`] of the payload.
-    pub hash: u64,
+    /// Which bytes.
+    pub about: About,
 }
 
 /// The 64-bit FNV-1a hash, which a guest's program computes as easily. It tells datagrams of one program apart, and guards

@@ -15,17 +15,17 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0..8 | n + 1 as soon as the record is whole, 0 while it is written |
-//! | 8..16 | the cut as of which the datagram is clean, 0 if it is not |
-//! | 16..24 | FNV-1a of the payload |
-//! | 24..28 | bytes of the payload |
+//! | 8..16 | the cut as of which the bytes are clean, 0 if they are not |
+//! | 16..24 | UDP: FNV-1a of the payload; TCP: how many bytes the program has sent on the connection before |
+//! | 24..28 | how many bytes they are; UDP: of the payload |
 //! | 28..30, 30..32 | the guest's port, the client's |
-//! | 32 | the IP protocol |
+//! | 32 | the IP protocol: 17 (UDP) or 6 (TCP) |
 //! | 40..56, 56..72 | the guest's address, the client's, as IPv6; zeros for one that is not known |
 //!
 //! The guest writes what it likes here. At worst a word about its own datagrams is wrong or lost.
 
 use crate::ram::Ram;
-use plover_types::{PAGE_BYTES, PageNo, Reply, SyncNo};
+use plover_types::{About, PAGE_BYTES, PageNo, Reply, SyncNo};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Where the channel begins in the guest's memory.
@@ -36,6 +36,9 @@ const BEGUN: usize = 64;
 const FIRST_RECORD: usize = 4096;
 const RECORDS: u64 = 768;
 const RECORD_BYTES: usize = 80;
+
+/// The number of the IP protocol.
+const TCP: u8 = 6;
 
 /// The page that the cut is written to.
 pub(crate) const PAGE: PageNo = PageNo((AT / PAGE_BYTES) as u32);
@@ -140,14 +143,18 @@ fn decode(record: &[u8; RECORD_BYTES]) -> Option<Reply> {
         let known = bytes != [0; 16];
         known.then(|| Ipv6Addr::from(bytes).to_canonical())
     };
-    let cut = number(8)?;
+    let (cut, protocol) = (number(8)?, record[32]);
+    let about = match protocol {
+        TCP => About::Stream { at: number(16)? },
+        _ => About::Datagram { hash: number(16)? },
+    };
     Some(Reply {
         clean_as_of: (cut > 0).then_some(SyncNo(cut)),
         guest: (address(40), port(28)),
         client: (address(56)?, port(30)),
-        protocol: record[32],
+        protocol,
         bytes: u32::from_le_bytes(record[24..28].try_into().ok()?),
-        hash: number(16)?,
+        about,
     })
 }
 

@@ -7,7 +7,7 @@
 use crate::spoken::{CLIENTS, GUEST, Spoken};
 use crate::streams::Stream;
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
-use plover_types::{Frame, Reply, SyncNo, fnv1a};
+use plover_types::{About, Frame, Reply, SyncNo, fnv1a};
 use serde::{Deserialize, Serialize};
 
 /// The guest's port, and its client's.
@@ -93,7 +93,9 @@ impl Datagram {
             client: (std::net::IpAddr::from(CLIENTS), PORTS.1),
             protocol: 17,
             bytes: payload.len() as u32,
-            hash: fnv1a(&payload),
+            about: About::Datagram {
+                hash: fnv1a(&payload),
+            },
         }
     }
 

@@ -1,5 +1,5 @@
 //! Clean replies: a datagram leaves before the sync that ends its slot, if the guest's state at an acknowledged cut says
-//! the same (COLO++ §3.3; docs/decisions/0065 has why that is sound).
+//! the same (COLO++ §3.3; docs/decisions/0065 has why that is sound). [`streams`] has the same for TCP.
 //!
 //! ```text
 //!  leader's node          guest                              this module
@@ -15,11 +15,15 @@
 //! datagram of a program is said, clean or not. So of two that look alike, one that is not clean is never taken for one
 //! that is.
 
+mod streams;
+
+use self::streams::{STREAMS_MAX, Streams};
 use super::Leader;
 use crate::canary::canary;
 use crate::context::Context;
 use plover_packets::{FlowKey, Packet, Route};
-use plover_types::{Frame, Index, OutputNo, ReplicaId, Reply, SyncNo, fnv1a};
+use plover_syncvm::message::{Body, EARLY_STREAMS_VERSION, EarlyStream};
+use plover_types::{About, Frame, Index, OutputNo, ReplicaId, Reply, SyncNo, fnv1a};
 use std::collections::VecDeque;
 
 /// Words that wait for their frames at most. The guest's network card and its queues hold fewer datagrams.
@@ -32,8 +36,13 @@ pub(crate) struct CleanReplies {
     slot: SyncNo,
     /// The newest sync that was acknowledged, and by whom.
     pub acknowledged: Option<(ReplicaId, SyncNo)>,
-    /// Words whose frame has not come.
+    /// Words of datagrams whose frame has not come.
     words: VecDeque<Reply>,
+    streams: Streams,
+    /// The connections to tell the secondary of before the next end mark.
+    list: Vec<EarlyStream>,
+    /// The sync with whose end mark the secondary was last told of connections whose replies may leave early.
+    listed: Option<SyncNo>,
     /// Some words are lost, so until the next cut no frame counts as clean.
     is_deaf: bool,
     /// The clean frames that wait, in their order, and the cuts that they wait for.
@@ -48,6 +57,9 @@ impl CleanReplies {
             slot: SyncNo(0),
             acknowledged: None,
             words: VecDeque::new(),
+            streams: Streams::default(),
+            list: Vec::new(),
+            listed: None,
             is_deaf: false,
             waiting: Vec::new(),
             released: 0,
@@ -55,7 +67,14 @@ impl CleanReplies {
     }
 
     /// Programs in the guest have said this; `lost`: and more, which is lost.
-    pub fn said(&mut self, replies: Vec<Reply>, lost: bool) {
+    pub fn said(&mut self, mut replies: Vec<Reply>, lost: bool) {
+        replies.retain(|reply| match reply.about {
+            About::Datagram { .. } => true,
+            About::Stream { at } => {
+                self.said_of_stream(reply, at);
+                false
+            }
+        });
         if lost || self.words.len() + replies.len() > WORDS_MAX {
             self.words.clear();
             self.is_deaf = true;
@@ -65,16 +84,40 @@ impl CleanReplies {
         }
     }
 
-    /// Our guest has sent this.
-    pub fn sent(&mut self, no: OutputNo, frame: &Frame) {
-        if self.words.is_empty() {
-            return;
-        }
-        let Packet::Datagram(FlowKey::Ip(route), payload) = Packet::of(frame) else {
+    /// A word about bytes of a connection. One that is not there says that they are not clean.
+    fn said_of_stream(&mut self, reply: &Reply, at: u64) {
+        let ((Some(address), port), Some(cut)) = (reply.guest, reply.clean_as_of) else {
             return;
         };
-        if let Some(cut) = self.take_word(&route, payload) {
-            self.waiting.push((no, cut));
+        for nic in 0..Frame::NICS_MAX as u8 {
+            let route = Route {
+                protocol: reply.protocol,
+                source: (address, port),
+                destination: reply.client,
+            };
+            self.streams.said(&route.on_nic(nic), at, reply.bytes, cut);
+        }
+    }
+
+    /// Our guest has sent this.
+    pub fn sent(&mut self, no: OutputNo, frame: &Frame) {
+        let cut = match Packet::of(frame) {
+            Packet::Segment(route, segment) => self.streams.sent(route, &segment, frame),
+            Packet::Datagram(FlowKey::Ip(route), payload) => self.take_word(&route, payload),
+            Packet::Datagram(FlowKey::Link(_), _) => None,
+        };
+        self.waiting.extend(cut.map(|cut| (no, cut)));
+    }
+
+    /// Clients have sent these.
+    pub fn heard(&mut self, frames: &[Frame]) {
+        if self.streams.is_empty() {
+            return;
+        }
+        for frame in frames {
+            if let Packet::Segment(route, segment) = Packet::of(frame) {
+                self.streams.heard(&route.back(), &segment);
+            }
         }
     }
 
@@ -86,6 +129,7 @@ impl CleanReplies {
     /// The cut as of which a datagram is clean. One of several words that fit is used up, and one that is not clean
     /// first.
     fn take_word(&mut self, route: &Route, payload: &[u8]) -> Option<SyncNo> {
+        let about = |hash| About::Datagram { hash };
         let is_of_route = |word: &Reply| {
             let (address, port) = word.guest;
             word.protocol == route.ip_protocol()
@@ -96,7 +140,7 @@ impl CleanReplies {
         };
         let mut hash = None;
         let mut fits = |word: &Reply| {
-            is_of_route(word) && word.hash == *hash.get_or_insert_with(|| fnv1a(payload))
+            is_of_route(word) && word.about == *hash.get_or_insert_with(|| about(fnv1a(payload)))
         };
         let mut found = None;
         for (at, word) in self.words.iter().enumerate().filter(|(_, word)| fits(word)) {
@@ -109,9 +153,11 @@ impl CleanReplies {
         self.words.remove(found?)?.clean_as_of
     }
 
-    /// The guest stands at the cut of a sync: the slot ends. Returns how many of its frames went out as clean.
-    pub fn cut(&mut self, sync: SyncNo) -> u32 {
+    /// The guest stands at the cut of a sync: the slot ends. In the next one replies may leave early over `room` connections
+    /// at most. Returns how many frames went out as clean.
+    fn cut(&mut self, sync: SyncNo, room: usize) -> u32 {
         self.slot = sync.next();
+        self.list = self.streams.cut(sync, room);
         self.waiting.clear();
         // A word whose frame has left without it would lend a later frame a cut that is not the newest.
         self.words.clear();
@@ -121,6 +167,38 @@ impl CleanReplies {
 }
 
 impl Leader {
+    /// The guest stands at the cut of a sync. Returns how many frames of its slot went out as clean.
+    pub(super) fn cut_clean(&mut self, cx: &Context, sync: SyncNo, rests: bool) -> u32 {
+        let stands = rests || cx.takes_checkpoints();
+        let is_known = cx.group.usable_version() >= EARLY_STREAMS_VERSION;
+        // One that hands over leaves nothing to be reset.
+        let is_wanted = cx.config.policy.clean_replies && self.switchover.is_none();
+        let room = match stands && is_known && is_wanted {
+            true => STREAMS_MAX.saturating_sub(self.resets.list().len()),
+            false => 0,
+        };
+        self.clean.cut(sync, room)
+    }
+
+    /// Tells the secondary, before the end mark of a sync, which connections it has to reset if it takes over.
+    pub(super) fn send_early_streams(&mut self, cx: &mut Context, to: ReplicaId, sync: SyncNo) {
+        let streams: Vec<_> = self
+            .resets
+            .list()
+            .chain(self.clean.list.drain(..))
+            .collect();
+        let is_empty = streams.len() == self.resets.list().len();
+        self.clean.listed = (!is_empty).then_some(sync);
+        if !streams.is_empty() && cx.group.usable_version() >= EARLY_STREAMS_VERSION {
+            cx.send_bulk(to, Body::EarlyStreams { sync, streams });
+        }
+    }
+
+    /// Whether the secondary would have to reset connections whose replies may leave early now.
+    pub(crate) fn has_early_streams(&self) -> bool {
+        self.clean.listed.is_some()
+    }
+
     /// Frames that are clean as of an acknowledged cut are as good as synced: they may go.
     pub(crate) fn clear_what_is_clean(&mut self, cx: &mut Context) {
         if self.clean.waiting.is_empty() {

@@ -24,7 +24,19 @@ const KEPT_FREE_PART: usize = 8;
 
 impl Leader {
     /// Clients' frames are proposed, or fed at once where the policy logs no inputs.
-    pub(crate) fn on_frames(&mut self, cx: &mut Context, frames: Vec<Frame>) {
+    pub(crate) fn on_frames(&mut self, cx: &mut Context, mut frames: Vec<Frame>) {
+        if !self.serving {
+            return;
+        }
+        self.refuse_early_streams(cx, &mut frames);
+        if cx.config.policy.clean_replies {
+            self.clean.heard(&frames);
+        }
+        self.take_frames(cx, frames);
+    }
+
+    /// Frames for the guest, from clients or in their names.
+    pub(crate) fn take_frames(&mut self, cx: &mut Context, frames: Vec<Frame>) {
         if !self.serving || frames.is_empty() {
             return;
         }

@@ -20,6 +20,7 @@ mod late_log;
 pub(crate) mod matching;
 pub(crate) mod operators;
 mod outputs;
+pub(crate) mod resets;
 mod slot;
 pub(crate) mod sync;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use self::clean::CleanReplies;
 use self::join::LeadJoin;
 use self::late_log::LogWaits;
 use self::matching::Matching;
+use self::resets::Resets;
 use self::slot::Slot;
 use self::sync::LeadSync;
 use crate::api::{Action, Config, Note};
@@ -58,6 +60,7 @@ pub(crate) struct Leader {
     pub sync: Option<LeadSync>,
     pub matching: Matching,
     pub clean: CleanReplies,
+    pub resets: Resets,
     /// The running attempt to bring up a secondary.
     pub join: Option<LeadJoin>,
     pub next_join_at: Micros,
@@ -90,6 +93,7 @@ impl Leader {
             sync: None,
             matching: Matching::new(config),
             clean: CleanReplies::new(),
+            resets: Resets::default(),
             join: None,
             next_join_at: Micros::ZERO,
             partner: None,
@@ -214,12 +218,21 @@ impl Leader {
         }
     }
 
+    /// Does what is due by time.
+    pub fn tick(&mut self, cx: &mut Context) {
+        self.tick_members(cx);
+        self.tick_slot(cx);
+        self.tick_announcements(cx);
+        self.tick_resets(cx);
+    }
+
     /// When something of a leader's is due at the latest.
     pub fn deadline(&self, cx: &Context) -> Micros {
         let deadline = self.slot_deadline(cx).min(self.join_deadline(cx));
         let deadline = deadline.min(self.switchover_deadline());
         let deadline = deadline.min(self.operators_deadline(cx));
         let deadline = deadline.min(self.log_deadline(cx));
+        let deadline = deadline.min(self.resets_deadline());
         deadline.min(self.announcements_deadline())
     }
 }

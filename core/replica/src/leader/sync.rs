@@ -294,10 +294,13 @@ impl Leader {
     /// The guest stands: its slot's outputs are complete, its memory holds still.
     pub(crate) fn on_paused(&mut self, cx: &mut Context, unconsumed: Unconsumed) {
         let now = cx.now;
+        let Some((number, rests)) = self.sync.as_ref().map(|it| (it.run.sync, it.run.rests)) else {
+            return;
+        };
+        let clean = self.cut_clean(cx, number, rests);
         let Some(LeadSync { run, stage }) = &mut self.sync else {
             return;
         };
-        let number = run.sync;
         *stage = Stage::Scanning(Cut {
             held: cx.outputs.guard.seal(number),
             refeed: unconsumed,
@@ -305,8 +308,8 @@ impl Leader {
             device: None,
             since: now,
         });
-        run.report.matched = self.matching.cut(number, run.rests, &mut cx.rules.matching);
-        run.report.clean = self.clean.cut(number);
+        run.report.matched = self.matching.cut(number, rests, &mut cx.rules.matching);
+        run.report.clean = clean;
         self.slot.printed = false;
         cx.guest.pace.begin();
         run.last_progress = now;

@@ -112,6 +112,24 @@ fn under_keys() -> Vec<Body> {
     ]
 }
 
+/// Messages since wire version 4.
+fn early_streams() -> Vec<Body> {
+    let route = Route {
+        protocol: 6,
+        source: ([10, 0, 0, 2].into(), 1701),
+        destination: ([10, 0, 0, 9].into(), 1702),
+    };
+    vec![Body::EarlyStreams {
+        sync: SYNC,
+        streams: vec![EarlyStream {
+            route,
+            macs: [71; MACS_BYTES],
+            acked: 1703,
+            heard: 1704,
+        }],
+    }]
+}
+
 /// Messages that transfer pages and end a sync.
 fn transfer() -> Vec<Body> {
     let refeed = Unconsumed {
@@ -181,7 +199,14 @@ fn matching() -> Vec<Body> {
 
 #[test]
 fn the_form_of_messages_is_that_of_their_version() {
-    let bodies = [copies(), comparing(), transfer(), matching(), under_keys()];
+    let bodies = [
+        copies(),
+        comparing(),
+        transfer(),
+        matching(),
+        under_keys(),
+        early_streams(),
+    ];
     let bodies = bodies.concat();
     assert_every_kind(&bodies);
     assert_every_kind(&[CopyPurpose::Join, CopyPurpose::Warm]);
@@ -192,5 +217,6 @@ fn the_form_of_messages_is_that_of_their_version() {
         known.cloned().map(encode).collect::<Vec<_>>()
     };
     assert_form("syncvm of version 2", &of(2));
+    assert_form("syncvm of version 3", &of(3));
     assert_form("syncvm", &of(wire::WIRE_VERSION));
 }

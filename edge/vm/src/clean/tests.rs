@@ -64,7 +64,11 @@ fn taken(channel: &mut Channel, guest: &Guest) -> (Vec<Reply>, bool) {
 }
 
 fn hashes(replies: &[Reply]) -> Vec<u64> {
-    replies.iter().map(|reply| reply.hash).collect()
+    let hash = |reply: &Reply| match reply.about {
+        About::Datagram { hash } => hash,
+        About::Stream { at } => at,
+    };
+    replies.iter().map(hash).collect()
 }
 
 #[test]
@@ -82,7 +86,7 @@ fn words_are_read_once_and_in_order() {
         client: ("10.0.0.9".parse().unwrap(), 4000),
         protocol: 17,
         bytes: 100,
-        hash: 2,
+        about: About::Datagram { hash: 2 },
     };
     assert_eq!(replies[0], expected);
     assert_eq!(replies[1].clean_as_of, None);
