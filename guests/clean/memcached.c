@@ -60,8 +60,7 @@ static const struct command {
     {"touch", 3, 4, false},  {"delete", 2, 4, false},
 };
 
-static bool parse_write(struct request *request, const struct word *words, unsigned count,
-                        const char *rest, size_t rest_count)
+static bool parse_write(struct request *request, const struct word *words, unsigned count)
 {
     for (size_t at = 0; at < sizeof writes / sizeof *writes; at++) {
         const struct command *command = &writes[at];
@@ -70,12 +69,10 @@ static bool parse_write(struct request *request, const struct word *words, unsig
         if (count < command->words_min || count > command->words_max)
             return false;
         uint64_t value;
-        if (!command->value) {
-            if (rest_count)
+        if (command->value) {
+            if (!number(words[4], &value))
                 return false;
-        } else if (!number(words[4], &value) || rest_count != value + 2 ||
-                   memcmp(rest + value, "\r\n", 2)) {
-            return false;
+            request->data = value + 2;
         }
         request->kind = WRITE;
         request->keys = 1;
@@ -85,30 +82,35 @@ static bool parse_write(struct request *request, const struct word *words, unsig
     return false;
 }
 
-void request_parse(struct request *request, const char *bytes, size_t count)
+void request_line(struct request *request, const char *line, size_t count)
 {
     memset(request, 0, sizeof *request);
     request->kind = UNKNOWN;
-    const char *feed = memchr(bytes, '\n', count);
-    if (!feed)
-        return;
-    size_t line = (size_t)(feed - bytes), rest = count - line - 1;
-    request->whole = !rest;
-    if (line && bytes[line - 1] == '\r')
-        line--;
+    if (count && line[count - 1] == '\r')
+        count--;
     struct word words[WORDS_MAX];
-    unsigned found = split(bytes, line, words);
+    unsigned found = split(line, count, words);
     if (found < 2)
         return;
-    if (!rest && (is(words[0], "get") || is(words[0], "gets"))) {
+    if (is(words[0], "get") || is(words[0], "gets")) {
         request->kind = READ;
         request->keys = found - 1;
         for (unsigned key = 0; key < request->keys; key++)
             request->key[key] = plover_clean_key(words[key + 1].start, words[key + 1].count);
         return;
     }
-    if (parse_write(request, words, found, feed + 1, rest))
-        request->whole = true;
+    parse_write(request, words, found);
+}
+
+void request_parse(struct request *request, const char *bytes, size_t count)
+{
+    const char *feed = memchr(bytes, '\n', count);
+    size_t line = feed ? (size_t)(feed - bytes) : count, rest = feed ? count - line - 1 : 0;
+    request_line(request, bytes, line);
+    bool ends = !request->data || (rest >= 2 && !memcmp(feed + 1 + rest - 2, "\r\n", 2));
+    request->whole = feed && rest == request->data && ends;
+    if (!request->whole)
+        request->kind = UNKNOWN;
 }
 
 /* One line of the reply of a READ. */

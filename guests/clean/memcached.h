@@ -21,6 +21,7 @@ struct request {
     /* The bytes are exactly one command, so that it is done when its reply is sent. Always true of READ and
      * WRITE; an UNKNOWN command has it if it is one line. */
     bool whole;
+    uint64_t data; /* bytes that follow the line, with their line end */
     unsigned keys;
     uint64_t key[REQUEST_KEYS_MAX];
 
@@ -31,7 +32,11 @@ struct request {
     bool done;           /* the last line was seen */
 };
 
+/* A datagram's bytes. */
 void request_parse(struct request *request, const char *bytes, size_t count);
+
+/* The line of a command, without its line feed. */
+void request_line(struct request *request, const char *line, size_t count);
 
 /* Follows the reply of a READ by one datagram, whose first `skip` bytes are left out. Returns whether all that was
  * sent so far depends only on keys that were found: key[0] to key[hits - 1]. */

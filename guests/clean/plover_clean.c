@@ -326,24 +326,38 @@ static bool write_addresses(int socket, const struct sockaddr *client, struct pl
            write_address(&there, into->client, &into->client_port);
 }
 
+static void publish(int socket, const struct sockaddr *client, struct plover_clean_record *whole)
+{
+    int error = errno;
+    uint64_t number;
+    struct plover_clean_record *record;
+    if (write_addresses(socket, client, whole) && (record = claim(&number))) {
+        atomic_thread_fence(memory_order_seq_cst); /* the host sees number 0 before other fields change */
+        memcpy((char *)record + sizeof record->number, (char *)whole + sizeof whole->number,
+               sizeof *whole - sizeof whole->number);
+        atomic_store(&record->number, number + 1);
+    }
+    errno = error;
+}
+
 void plover_clean_report(int socket, const struct sockaddr *client, const struct iovec *parts,
                          size_t count, uint64_t cut)
 {
     if (!channel)
         return;
-    int error = errno;
-    struct plover_clean_record whole = {.cut = cut, .hash = FNV_START, .protocol = IPPROTO_UDP};
+    struct plover_clean_record whole = {.cut = cut, .what = FNV_START, .protocol = IPPROTO_UDP};
     for (size_t part = 0; part < count; part++) {
-        whole.hash = fnv_1a(whole.hash, parts[part].iov_base, parts[part].iov_len);
+        whole.what = fnv_1a(whole.what, parts[part].iov_base, parts[part].iov_len);
         whole.bytes += (uint32_t)parts[part].iov_len;
     }
-    uint64_t number;
-    struct plover_clean_record *record;
-    if (write_addresses(socket, client, &whole) && (record = claim(&number))) {
-        atomic_thread_fence(memory_order_seq_cst); /* the host sees number 0 before other fields change */
-        memcpy((char *)record + sizeof record->number, (char *)&whole + sizeof whole.number,
-               sizeof whole - sizeof whole.number);
-        atomic_store(&record->number, number + 1);
-    }
-    errno = error;
+    publish(socket, client, &whole);
+}
+
+void plover_clean_report_stream(int socket, uint64_t sent, size_t bytes, uint64_t cut)
+{
+    if (!channel || !cut || !bytes || bytes > UINT32_MAX / 2)
+        return;
+    struct plover_clean_record whole = {
+        .cut = cut, .what = sent, .bytes = (uint32_t)bytes, .protocol = IPPROTO_TCP};
+    publish(socket, NULL, &whole);
 }

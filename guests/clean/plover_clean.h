@@ -21,10 +21,14 @@
  *     plover_clean_report(fd, client, parts, count, cut);
  *     sendmsg(fd, ...);                           // the same bytes
  *
+ * One that answers over TCP counts the bytes that each connection has taken since accept(), and calls
+ * plover_clean_report_stream(fd, sent, bytes, cut) instead.
+ *
  * Rules that make it right:
  *
- * 1. Report every datagram of the socket, before it is sent, clean (the cut) or dirty (0). The host
- *    takes an equal dirty record as a veto.
+ * 1. UDP: report every datagram of the socket, before it is sent, clean (the cut) or dirty (0). The host
+ *    takes an equal dirty record as a veto. TCP: bytes that nobody reports are dirty. If the connection
+ *    takes fewer bytes than were reported, the next ones must be the rest of these.
  * 2. A reply that depends on something being absent is dirty, unless its absence has a key of its own.
  * 3. Data that is written without a word about it makes replies wrong. If a write cannot be named, use
  *    plover_clean_begin_all() and plover_clean_end_all(): all replies are dirty until the next cut.
@@ -64,14 +68,14 @@
 #define PLOVER_CLEAN_MAGIC "plover-clean-01\n"
 #define PLOVER_CLEAN_RECORDS 768
 
-/* One datagram. Record n lies at n % PLOVER_CLEAN_RECORDS. */
+/* One datagram, or bytes of a connection. Record n lies at n % PLOVER_CLEAN_RECORDS. */
 struct plover_clean_record {
     _Atomic uint64_t number; /* n + 1 once the record is whole; 0 while it is written */
     uint64_t cut;            /* clean as of this cut; 0: dirty */
-    uint64_t hash;           /* FNV-1a of the UDP payload */
-    uint32_t bytes;          /* of the UDP payload */
+    uint64_t what;           /* UDP: FNV-1a of the payload; TCP: bytes that the connection took before */
+    uint32_t bytes;          /* of the UDP payload, or of TCP */
     uint16_t guest_port, client_port;
-    uint8_t protocol; /* 17: UDP */
+    uint8_t protocol; /* 17: UDP, 6: TCP */
     uint8_t zeros[7];
     uint8_t guest[16], client[16]; /* IPv6, or IPv4 mapped into it; all zero: not known */
     uint64_t zero;
@@ -119,5 +123,9 @@ void plover_clean_end_all(void);
  * socket is connected to): clean as of `cut`, or dirty (0). */
 void plover_clean_report(int socket, const struct sockaddr *client, const struct iovec *parts,
                          size_t count, uint64_t cut);
+
+/* Reports bytes that are about to be sent over a connection, which has taken `sent` bytes before them: clean
+ * as of `cut`. Nothing for cut 0. */
+void plover_clean_report_stream(int socket, uint64_t sent, size_t bytes, uint64_t cut);
 
 #endif

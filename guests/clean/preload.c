@@ -1,10 +1,10 @@
-/* plover-clean.so: reports the replies of an unchanged memcached that answers over UDP.
+/* plover-clean.so: reports the replies of an unchanged memcached, over TCP and UDP.
  *
  *     LD_PRELOAD=/lib/plover-clean.so memcached -U 11211 ...
  *
- * It stands between the program and the C library's calls on sockets. A request that is read from a UDP
- * socket begins the writes that it asks for; its reply ends them. The reply of a `get` is clean if all its
- * keys were found and none was written since the cut. Everything else is reported as dirty. sockets.h has the rules. */
+ * It stands between the program and the C library's calls on sockets. A request that is read from a socket
+ * begins the writes that it asks for; its reply ends them. The reply of a `get` is clean if all its
+ * keys were found and none was written since the cut. Everything else is dirty. sockets.h has the rules. */
 #define _GNU_SOURCE
 /* The checked forms of these calls are defined here too. */
 #undef _FORTIFY_SOURCE
@@ -31,6 +31,7 @@ static ssize_t (*real_writev)(int, const struct iovec *, int);
 static ssize_t (*real_sendto)(int, const void *, size_t, int, const struct sockaddr *, socklen_t);
 static ssize_t (*real_sendmsg)(int, const struct msghdr *, int);
 static int (*real_close)(int);
+static int (*real_accept4)(int, struct sockaddr *, socklen_t *, int);
 
 static void find(void *function, const char *name)
 {
@@ -54,6 +55,7 @@ static void find_all(void)
     find(&real_writev, "writev");
     find(&real_sendto, "sendto");
     find(&real_sendmsg, "sendmsg");
+    find(&real_accept4, "accept4");
     find(&real_close, "close");
 }
 
@@ -144,7 +146,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
     find_all();
     enum socket_kind kind = before_send(fd, message, &after);
     ssize_t count = real_sendmsg(fd, message, flags);
-    after_send(fd, kind, count, &after);
+    after_send(fd, kind, message, count, &after);
     return count;
 }
 
@@ -187,6 +189,19 @@ EXPORT ssize_t write(int fd, const void *bytes, size_t count)
     struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = count};
     find_all();
     return kind_of(fd) == NO_SOCKET ? real_write(fd, bytes, count) : writev(fd, &part, 1);
+}
+
+EXPORT int accept4(int fd, struct sockaddr *from, socklen_t *from_bytes, int flags)
+{
+    find_all();
+    int accepted = real_accept4(fd, from, from_bytes, flags);
+    after_accept(accepted);
+    return accepted;
+}
+
+EXPORT int accept(int fd, struct sockaddr *from, socklen_t *from_bytes)
+{
+    return accept4(fd, from, from_bytes, 0);
 }
 
 EXPORT int close(int fd)

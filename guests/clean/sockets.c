@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Of memcached's frame before each datagram: request, sequence, total, reserved. */
@@ -32,9 +33,10 @@ enum socket_kind kind_of(int fd)
 /* What is known of a descriptor. Only the thread that uses the descriptor changes it. */
 enum {
     FILLED = 1,   /* the last read filled its buffer, so another may follow before anything is executed */
-    OPEN = 2,     /* of a stream: a write of everything is in progress */
-    SINGLE = 4,   /* of a stream: the last bytes were one whole command */
-    PIPELINED = 8 /* of a stream: once the bytes were not one whole command. Later bytes may be the rest */
+    FOREIGN = 2,  /* of a stream: its commands are not followed any more */
+    OPEN = 4,     /* of a foreign stream: a write of everything is in progress */
+    SINGLE = 8,   /* of a foreign stream: the last bytes were one whole command */
+    PIPELINED = 16 /* of a foreign stream: once the bytes were not one whole command. Later bytes may be the rest */
 };
 #define DESCRIPTORS 65536
 static _Atomic uint8_t descriptors[DESCRIPTORS];
@@ -54,9 +56,9 @@ static void set(int fd, uint8_t flag, bool on)
         atomic_fetch_and(&descriptors[fd], (uint8_t)~flag);
 }
 
-/* ---- streams ----------------------------------------------------------------------------------- */
+/* ---- foreign streams ---------------------------------------------------------------------------- */
 
-static void end_stream(int fd)
+static void end_foreign(int fd)
 {
     if (has(fd, OPEN)) {
         set(fd, OPEN, false);
@@ -64,7 +66,7 @@ static void end_stream(int fd)
     }
 }
 
-static void stream_read(int fd, const char *bytes, size_t count)
+static void foreign_read(int fd, const char *bytes, size_t count)
 {
     struct request request;
     request_parse(&request, bytes, count);
@@ -77,10 +79,188 @@ static void stream_read(int fd, const char *bytes, size_t count)
     set(fd, SINGLE, request.whole && !has(fd, PIPELINED));
 }
 
-static void stream_sent(int fd)
+/* ---- streams ------------------------------------------------------------------------------------ */
+
+/* Where a stream of commands stands. */
+enum stage {
+    BETWEEN, /* the next byte begins a command */
+    LINE,    /* in a line */
+    DATA,    /* in the data of a write, which is begun */
+    ASKED    /* a whole command was read, and is not answered */
+};
+
+/* Memcached takes longer lines for a mistake, but for those of a get with many keys. */
+#define LINE_MAX_BYTES 2048
+
+struct stream {
+    enum stage stage;
+    bool all_begun; /* the command is a write of everything */
+    char line[LINE_MAX_BYTES];
+    size_t line_count;
+    uint64_t data_left;
+    char data_last[2]; /* its last two bytes */
+    struct request request;
+
+    bool counted;   /* accept() was seen */
+    uint64_t taken; /* bytes that the connection has taken since */
+    /* The last message was not taken whole. So many bytes of it come again, and were followed. */
+    uint64_t owed;
+};
+/* Each is made when its descriptor is first used, and stays. */
+static struct stream *streams[DESCRIPTORS];
+
+static struct stream *stream_of(int fd)
 {
-    if (has(fd, SINGLE))
-        end_stream(fd);
+    if (fd >= DESCRIPTORS)
+        return NULL;
+    if (!streams[fd])
+        streams[fd] = calloc(1, sizeof *streams[fd]);
+    return streams[fd];
+}
+
+static void end_command(struct stream *stream)
+{
+    if ((stream->stage == DATA || stream->stage == ASKED) && stream->request.kind == WRITE)
+        plover_clean_end(stream->request.key[0]);
+    if (stream->all_begun)
+        plover_clean_end_all();
+    stream->all_begun = false;
+    stream->stage = BETWEEN;
+    stream->line_count = 0;
+}
+
+/* A line is whole. */
+static void stream_line(struct stream *stream)
+{
+    struct request *request = &stream->request;
+    request_line(request, stream->line, stream->line_count);
+    stream->line_count = 0;
+    stream->stage = request->data ? DATA : ASKED;
+    stream->data_left = request->data;
+    if (request->kind == WRITE)
+        plover_clean_begin(request->key[0]);
+}
+
+/* Follows the commands. False if they are not one after the other, or not understood. */
+static bool stream_follow(struct stream *stream, const char *bytes, size_t count)
+{
+    for (size_t at = 0; at < count;) {
+        if (stream->stage == ASKED)
+            return false;
+        if (stream->stage == DATA) {
+            size_t passed = stream->data_left < count - at ? stream->data_left : count - at;
+            for (size_t last = passed > 2 ? passed - 2 : 0; last < passed; last++) {
+                stream->data_last[0] = stream->data_last[1];
+                stream->data_last[1] = bytes[at + last];
+            }
+            at += passed;
+            stream->data_left -= passed;
+            if (stream->data_left)
+                continue;
+            if (memcmp(stream->data_last, "\r\n", 2))
+                return false;
+            stream->stage = ASKED;
+        } else if (bytes[at] == '\n') {
+            at++;
+            stream_line(stream);
+            if (stream->request.kind == UNKNOWN)
+                return false;
+        } else if (stream->line_count == sizeof stream->line) {
+            return false;
+        } else {
+            stream->stage = LINE;
+            stream->line[stream->line_count++] = bytes[at++];
+        }
+    }
+    return true;
+}
+
+static void stream_read(int fd, const char *bytes, size_t count)
+{
+    struct stream *stream = has(fd, FOREIGN) ? NULL : stream_of(fd);
+    bool begins = stream && stream->stage == BETWEEN;
+    if (stream && stream_follow(stream, bytes, count))
+        return;
+    foreign_read(fd, bytes, count);
+    if (stream) {
+        /* Bytes of before belong to the same command. */
+        if (!begins) {
+            set(fd, PIPELINED, true);
+            set(fd, SINGLE, false);
+        }
+        end_command(stream);
+        set(fd, FOREIGN, true);
+    }
+}
+
+static void before_stream_read(int fd)
+{
+    struct stream *stream = has(fd, FOREIGN) ? NULL : stream_of(fd);
+    end_foreign(fd);
+    if (stream && stream->stage == ASKED)
+        end_command(stream);
+}
+
+static size_t bytes_of(const struct msghdr *message)
+{
+    size_t bytes = 0;
+    for (size_t part = 0; part < message->msg_iovlen; part++)
+        bytes += message->msg_iov[part].iov_len;
+    return bytes;
+}
+
+/* The cut as of which the reply of a READ is clean so far, or 0. */
+static uint64_t clean_cut(const struct request *after, bool found)
+{
+    uint64_t cut = plover_clean_cut();
+    for (unsigned key = 0; key < after->hits && cut; key++)
+        if (!plover_clean_unchanged(after->key[key], cut))
+            cut = 0;
+    return found && after->hits ? cut : 0;
+}
+
+/* A reply is about to be sent. The command that it answers was executed. */
+static void before_stream_send(int fd, const struct msghdr *message, struct request *after)
+{
+    if (has(fd, FOREIGN)) {
+        if (has(fd, SINGLE))
+            end_foreign(fd);
+        return;
+    }
+    struct stream *stream = stream_of(fd);
+    uint64_t bytes = bytes_of(message);
+    if (!stream || bytes <= stream->owed || stream->stage == BETWEEN)
+        return;
+    if (stream->stage != ASKED || stream->request.kind != READ) {
+        /* A command that is refused before all its data has come: what follows may be anything. */
+        bool refused = stream->stage != ASKED;
+        if (refused)
+            foreign_read(fd, "", 0);
+        end_command(stream);
+        set(fd, FOREIGN, refused);
+        return;
+    }
+    *after = stream->request;
+    bool found = reply_follow(after, message->msg_iov, message->msg_iovlen, stream->owed);
+    uint64_t cut = clean_cut(after, found);
+    if (stream->counted)
+        plover_clean_report_stream(fd, stream->taken + stream->owed, bytes - stream->owed, cut);
+}
+
+static void stream_sent(int fd, const struct msghdr *message, ssize_t count, const struct request *after)
+{
+    struct stream *stream = stream_of(fd);
+    if (!stream)
+        return;
+    uint64_t bytes = bytes_of(message), taken = count > 0 ? (uint64_t)count : 0;
+    uint64_t followed = bytes > stream->owed ? bytes : stream->owed;
+    stream->owed = followed > taken ? followed - taken : 0;
+    stream->taken += taken;
+    if (after->keys && stream->stage == ASKED) {
+        stream->request = *after;
+        if (after->done || after->failed)
+            stream->stage = BETWEEN;
+    }
 }
 
 /* ---- datagrams ---------------------------------------------------------------------------------- */
@@ -213,12 +393,7 @@ static void report(int fd, const struct sockaddr *to, socklen_t to_bytes, const 
     if (reply_to && reply_to->request.kind == READ) {
         *after = reply_to->request;
         bool found = reply_follow(after, parts, count, FRAME_BYTES);
-        cut = plover_clean_cut();
-        for (unsigned key = 0; key < after->hits && cut; key++)
-            if (!plover_clean_unchanged(after->key[key], cut))
-                cut = 0;
-        if (!found || !after->hits)
-            cut = 0;
+        cut = clean_cut(after, found);
     } else if (reply_to && reply_to->request.whole) {
         end_writes(reply_to);
         reply_to->answered = true;
@@ -243,7 +418,7 @@ enum socket_kind before_read(int fd)
     if (kind == NO_SOCKET || has(fd, FILLED))
         return kind;
     if (kind == STREAM) {
-        end_stream(fd);
+        before_stream_read(fd);
         return kind;
     }
     struct waiting *last = waiting_of(fd);
@@ -279,22 +454,46 @@ enum socket_kind before_send(int fd, const struct msghdr *message, struct reques
     enum socket_kind kind = kind_of(fd);
     after->keys = 0;
     if (kind == STREAM)
-        stream_sent(fd);
+        before_stream_send(fd, message, after);
     if (kind == DATAGRAMS)
         report(fd, message->msg_name, message->msg_namelen, message->msg_iov, message->msg_iovlen, after);
     return kind;
 }
 
-void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after)
+void after_send(int fd, enum socket_kind kind, const struct msghdr *message, ssize_t count, const struct request *after)
 {
+    int error = errno;
     if (kind == DATAGRAMS && count >= 0)
         datagram_sent(fd, after);
+    if (kind == STREAM)
+        stream_sent(fd, message, count, after);
+    errno = error;
+}
+
+static void forget(int fd)
+{
+    if (streams[fd]) {
+        end_command(streams[fd]);
+        memset(streams[fd], 0, sizeof *streams[fd]);
+    }
+    end_foreign(fd);
+    atomic_store(&descriptors[fd], 0);
 }
 
 void before_close(int fd)
 {
+    if (active && fd >= 0 && fd < DESCRIPTORS)
+        forget(fd);
+}
+
+void after_accept(int fd)
+{
+    int error = errno;
     if (active && fd >= 0 && fd < DESCRIPTORS) {
-        end_stream(fd);
-        atomic_store(&descriptors[fd], 0);
+        forget(fd); /* one that was closed unseen */
+        struct stream *stream = stream_of(fd);
+        if (stream)
+            stream->counted = true;
     }
+    errno = error;
 }

@@ -2,14 +2,16 @@
  * replies are clean.
  *
  *     read from a socket                what is in progress      until
- *     get, gets (UDP)                   nothing
- *     set, incr, delete ... (UDP)       a write of its key       its reply is sent, or *
- *     one other line (UDP)              a write of everything    its reply is sent, or *
- *     anything else (UDP)               a write of everything    *
- *     one command (TCP)                 a write of everything    a reply is sent, or *
- *     anything else (TCP)               a write of everything    *
+ *     get, gets                         nothing
+ *     set, incr, delete ...             a write of its key       its reply is sent, or *
+ *     one other line                    a write of everything    its reply is sent, or *
+ *     anything else                     a write of everything    *
  *
  *     *: the next read of the same socket begins, or (TCP) the socket is closed.
+ *
+ * A command over TCP may come in parts; its write begins with its line. A connection over which anything else has come
+ * than these commands, one after the other, is *foreign* while it is open: all that it asks is a write of everything, and its
+ * replies are dirty.
  *
  * This is right for a program that, like memcached,
  * - executes all that it has read from a socket before it reads the socket again. One exception is known:
@@ -18,7 +20,9 @@
  * - changes an item in place only if no reply refers to it.
  *
  * A connection over TCP that has once sent several commands at once keeps all replies dirty while it is open and
- * silent. */
+ * silent.
+ *
+ * Bytes that a connection has taken are counted from accept() on; of other connections nothing is reported. */
 #ifndef PLOVER_CLEAN_SOCKETS_H
 #define PLOVER_CLEAN_SOCKETS_H
 
@@ -42,8 +46,10 @@ void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count,
 
 /* Around each call that sends. `after` is what is known of the reply once it is sent. */
 enum socket_kind before_send(int fd, const struct msghdr *message, struct request *after);
-void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after);
+void after_send(int fd, enum socket_kind kind, const struct msghdr *message, ssize_t count, const struct request *after);
 
 void before_close(int fd);
+/* After each call that accepts. */
+void after_accept(int fd);
 
 #endif

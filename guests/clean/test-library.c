@@ -235,7 +235,7 @@ static void a_record_tells_the_datagram(void)
     plover_clean_report(any, (struct sockaddr *)&client, parts, 3, 9);
     struct plover_clean_record *record = &host->record[0];
     CHECK(record->number == 1 && record->cut == 9 && record->bytes == 6 && record->protocol == 17);
-    CHECK(record->hash == 0x85944171f73967e8); /* the published value of FNV-1a for "foobar" */
+    CHECK(record->what == 0x85944171f73967e8); /* the published value of FNV-1a for "foobar" */
     CHECK(record->guest_port == guest_port && record->client_port == client_port);
     CHECK(!memcmp(record->guest, zero, 16) && !memcmp(record->client, local, 16) && !record->zero);
 
@@ -291,7 +291,7 @@ static void the_ring_goes_round(void)
         if (!before || atomic_load(&record->number) != before)
             continue;
         seen++;
-        if (copy.cut != cut_for(copy.hash)) {
+        if (copy.cut != cut_for(copy.what)) {
             CHECK(!"a record that counts as whole is of one datagram");
             break;
         }
@@ -304,7 +304,7 @@ static void the_ring_goes_round(void)
         struct plover_clean_record *record = &host->record[at];
         in_place += record->number && (record->number - 1) % PLOVER_CLEAN_RECORDS == at;
         newest += record->number + PLOVER_CLEAN_RECORDS > host->next;
-        CHECK(record->cut == cut_for(record->hash));
+        CHECK(record->cut == cut_for(record->what));
     }
     CHECK(in_place == PLOVER_CLEAN_RECORDS);
     CHECK(newest > PLOVER_CLEAN_RECORDS - 10); /* but for records that were being written as the ring came round */
@@ -320,14 +320,14 @@ static void a_slow_writers_record_is_left_alone(void)
     uint64_t number;
     struct plover_clean_record *slow = claim(&number);
     CHECK(slow == &channel->record[0] && number == 0);
-    slow->hash = 1234;
+    slow->what = 1234;
     for (int at = 0; at < 2 * PLOVER_CLEAN_RECORDS; at++)
         plover_clean_report(reporter_fd, (struct sockaddr *)&reporter_to, &part, 1, 0);
-    CHECK(slow->number == 0 && slow->hash == 1234);
+    CHECK(slow->number == 0 && slow->what == 1234);
     atomic_store(&slow->number, number + 1);
     for (int at = 0; at < PLOVER_CLEAN_RECORDS; at++)
         plover_clean_report(reporter_fd, (struct sockaddr *)&reporter_to, &part, 1, 0);
-    CHECK(slow->number > 2 * PLOVER_CLEAN_RECORDS && slow->hash == plover_clean_key("x", 1));
+    CHECK(slow->number > 2 * PLOVER_CLEAN_RECORDS && slow->what == plover_clean_key("x", 1));
 }
 
 /* ---- pauses ---------------------------------------------------------------------------------- */

@@ -54,7 +54,7 @@ static struct plover_clean_record *record_of(const char *bytes, size_t count)
     uint64_t hash = plover_clean_key(bytes, count); /* FNV-1a too; test-library.c checks its value */
     for (size_t at = 0; at < PLOVER_CLEAN_RECORDS; at++) {
         struct plover_clean_record *record = &host->record[at];
-        if (record->number > last_number && record->hash == hash && record->bytes == count &&
+        if (record->number > last_number && record->what == hash && record->bytes == count &&
             (!found || record->number > found->number))
             found = record;
     }
@@ -303,7 +303,7 @@ static void equal_ids_of_two_requests_do_not_mix(void)
     }
 }
 
-static void bytes_over_tcp_make_all_dirty(void)
+static void commands_over_tcp_are_followed(void)
 {
     fill();
     int tcp = connect_tcp();
@@ -311,7 +311,12 @@ static void bytes_over_tcp_make_all_dirty(void)
     CHECK(is_clean(ask("get a\r\n"), "VALUE a")); /* a connection alone writes nothing */
     say_tcp(tcp, "set a 0 0 3\r\ntcp\r\n", "STORED");
     CHECK(is_dirty(ask("get a\r\n"), "VALUE a 0 3\r\ntcp"));
+    CHECK(is_clean(ask("get b\r\n"), "VALUE b"));
+    say_tcp(tcp, "touch a 0\r\nversion\r\n", "TOUCHED");
     CHECK(is_dirty(ask("get b\r\n"), "VALUE b"));
+    close(tcp);
+    usleep(100000);
+    tcp = connect_tcp();
     next_cut();
     CHECK(is_clean(ask("get a b\r\n"), "VALUE a 0 3\r\ntcp"));
 
@@ -347,9 +352,151 @@ static void bytes_over_tcp_make_all_dirty(void)
     CHECK(is_clean(ask("get a\r\n"), "VALUE a 0 3\r\ntwo"));
 }
 
+/* A connection, and how many bytes came over it. */
+struct connection {
+    int fd;
+    uint16_t port;
+    uint64_t got;
+};
+
+static struct connection connect_counted(void)
+{
+    struct connection connection = {.fd = connect_tcp()};
+    struct sockaddr_in own;
+    socklen_t bytes = sizeof own;
+    getsockname(connection.fd, (struct sockaddr *)&own, &bytes);
+    connection.port = ntohs(own.sin_port);
+    return connection;
+}
+
+/* How many of these bytes of a connection the records of the newest cut call clean. Counts bytes twice that are
+ * reported twice. */
+static uint64_t clean_bytes(struct connection *connection, uint64_t from, uint64_t bytes)
+{
+    uint64_t clean = 0;
+    for (size_t at = 0; at < PLOVER_CLEAN_RECORDS; at++) {
+        struct plover_clean_record *record = &host->record[at];
+        if (record->protocol != 6 || record->client_port != connection->port)
+            continue;
+        CHECK(record->guest_port == ntohs(server.sin_port) && record->guest[15] == 1);
+        uint64_t start = record->what > from ? record->what : from;
+        uint64_t last = record->what + record->bytes;
+        uint64_t end = last < from + bytes ? last : from + bytes;
+        if (record->cut == cut && start < end)
+            clean += end - start;
+    }
+    return clean;
+}
+
+/* Asks over TCP, and reads the answer up to this end. All of it is reported, or nothing. */
+static struct answer *ask_tcp(struct connection *connection, const char *text, const char *end)
+{
+    static struct answer answer;
+    memset(&answer, 0, sizeof answer);
+    CHECK(write(connection->fd, text, strlen(text)) == (ssize_t)strlen(text));
+    while (answer.count < strlen(end) || strcmp(answer.text + answer.count - strlen(end), end)) {
+        ssize_t got = read(connection->fd, answer.text + answer.count, sizeof answer.text - 1 - answer.count);
+        if (got <= 0) {
+            CHECK(!"the connection is open");
+            return &answer;
+        }
+        answer.count += (size_t)got;
+        answer.text[answer.count] = 0;
+    }
+    uint64_t clean = clean_bytes(connection, connection->got, answer.count);
+    CHECK(!clean || clean == answer.count);
+    connection->got += answer.count;
+    answer.datagrams = 1;
+    answer.clean = clean != 0;
+    answer.dirty = clean == 0;
+    return &answer;
+}
+
+static void a_get_over_tcp_is_clean_from_the_cut_after_the_write(void)
+{
+    fill();
+    struct connection tcp = connect_counted();
+    CHECK(is_clean(ask_tcp(&tcp, "get a b\r\n", "END\r\n"), "VALUE a 0 3"));
+    CHECK(is_dirty(ask_tcp(&tcp, "set a 0 0 3\r\nnew\r\n", "STORED\r\n"), ""));
+    CHECK(is_dirty(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a 0 3\r\nnew"));
+    CHECK(is_clean(ask_tcp(&tcp, "gets b\r\n", "END\r\n"), "VALUE b 0 3"));
+    CHECK(is_dirty(ask_tcp(&tcp, "get absent b\r\n", "END\r\n"), "VALUE b"));
+    next_cut();
+    CHECK(is_clean(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a 0 3\r\nnew"));
+
+    /* In pieces: its key is being written from its line on. */
+    say_tcp(tcp.fd, "set a 0 0 8\r\nEND\r", NULL);
+    next_cut();
+    CHECK(is_dirty(ask("get a\r\n"), "VALUE a 0 3\r\nnew"));
+    CHECK(is_clean(ask("get b\r\n"), "VALUE b"));
+    CHECK(is_dirty(ask_tcp(&tcp, "\n12\r\r\n", "STORED\r\n"), ""));
+    next_cut();
+    CHECK(is_clean(ask_tcp(&tcp, "get a\r\n", "\r\r\nEND\r\n"), "VALUE a 0 8"));
+
+    /* Silent: until the connection is read again. */
+    say_tcp(tcp.fd, "set a 0 0 1 noreply\r\nx\r\n", NULL);
+    next_cut();
+    CHECK(is_dirty(ask("get a\r\n"), "VALUE a"));
+    CHECK(is_dirty(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a"));
+    next_cut();
+    CHECK(is_clean(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a"));
+
+    /* After anything else its replies are dirty, as long as it is open. */
+    ask_tcp(&tcp, "version\r\n", "\r\n");
+    next_cut();
+    CHECK(is_dirty(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a"));
+    close(tcp.fd);
+    usleep(100000);
+    tcp = connect_counted();
+    next_cut();
+    CHECK(is_clean(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a"));
+
+    /* Data of a command that is not known may look like a command. */
+    say_tcp(tcp.fd, "ms a 7\r\n", NULL);
+    say_tcp(tcp.fd, "get a\r\n\r\n", "HD");
+    CHECK(is_dirty(ask("get b\r\n"), "VALUE b"));
+    close(tcp.fd);
+    usleep(100000);
+    next_cut();
+}
+
+/* The client reads slowly, so the connection takes a long reply in pieces. */
+static void a_reply_that_is_taken_in_pieces_is_reported_once(void)
+{
+    enum { BYTES = 900000, COUNT = 8 };
+    struct connection tcp = connect_counted();
+    static char value[BYTES + 64], answer[BYTES * COUNT + 4096];
+    for (int key = 0; key < COUNT; key++) {
+        size_t line = (size_t)sprintf(value, "set big%d 0 0 %d\r\n", key, BYTES);
+        memset(value + line, 'a' + key, BYTES);
+        memcpy(value + line + BYTES, "\r\n", 2);
+        for (size_t at = 0; at < line + BYTES + 2;)
+            at += (size_t)write(tcp.fd, value + at, line + BYTES + 2 - at);
+        CHECK(read(tcp.fd, answer, 8) == 8);
+        tcp.got += 8;
+    }
+    next_cut();
+    const char *all = "get big0 big1 big2 big3 big4 big5 big6 big7\r\n";
+    CHECK(write(tcp.fd, all, strlen(all)) == (ssize_t)strlen(all));
+    size_t got = 0;
+    while (got < 5 || memcmp(answer + got - 5, "END\r\n", 5)) {
+        usleep(1000);
+        ssize_t more = read(tcp.fd, answer + got, got + 100000 < sizeof answer ? 100000 : sizeof answer - got);
+        if (more <= 0)
+            break;
+        got += (size_t)more;
+    }
+    CHECK(got > (size_t)BYTES * COUNT);
+    CHECK(clean_bytes(&tcp, tcp.got, got) == got);
+    tcp.got += got;
+    CHECK(is_clean(ask_tcp(&tcp, "get b\r\n", "END\r\n"), "VALUE b"));
+    close(tcp.fd);
+    usleep(100000);
+}
+
 /* Random requests, while the host pauses at random, by stopping the process. The test knows each key's value at
  * each cut. The answer of a `get` that is clean as of the cut must have the value at the cut. */
-static void clean_answers_equal_the_state_at_the_cut(pid_t memcached)
+static void clean_answers_equal_the_state_at_the_cut(pid_t memcached, struct connection *tcp)
 {
     unsigned value[8] = {0}, at_cut[8] = {0}, clean = 0, dirty = 0;
     for (int key = 0; key < 8; key++)
@@ -360,10 +507,10 @@ static void clean_answers_equal_the_state_at_the_cut(pid_t memcached)
         int key = rand() % 8;
         struct answer answer;
         char text[64], expected[64];
-        bool write = rand() % 4 == 0, silent = rand() % 2;
-        if (write)
+        bool writes = rand() % 4 == 0, silent = rand() % 2;
+        if (writes)
             value[key]++;
-        snprintf(text, sizeof text, write ? "set k%d 0 0 9%s\r\n%09u\r\n" : "get k%d\r\n", key,
+        snprintf(text, sizeof text, writes ? "set k%d 0 0 9%s\r\n%09u\r\n" : "get k%d\r\n", key,
                  silent ? " noreply" : "", value[key]);
         bool pause_now = rand() % 10 == 0;
         if (pause_now) {
@@ -371,22 +518,28 @@ static void clean_answers_equal_the_state_at_the_cut(pid_t memcached)
             kill(memcached, SIGSTOP);
             waitpid(memcached, &status, WUNTRACED);
         }
-        send_frame(++last_id, 1, text, strlen(text));
+        if (tcp)
+            CHECK(write(tcp->fd, text, strlen(text)) == (ssize_t)strlen(text));
+        else
+            send_frame(++last_id, 1, text, strlen(text));
         if (pause_now) {
             /* The request waits in the kernel: its write comes after the cut. */
             for (int each = 0; each < 8; each++)
-                at_cut[each] = value[each] - (write && each == key);
+                at_cut[each] = value[each] - (writes && each == key);
             next_cut();
             kill(memcached, SIGCONT);
         }
-        if (write && silent) {
+        if (writes && silent) {
             /* Another thread may execute it later than a request that follows. */
             snprintf(expected, sizeof expected, "%09u", value[key]);
             while (!strstr(ask("get k%d\r\n", key)->text, expected)) {
             }
             continue;
         }
-        receive(&answer, last_id, 100);
+        if (tcp)
+            answer = *ask_tcp(tcp, "", writes ? "STORED\r\n" : "END\r\n");
+        else
+            receive(&answer, last_id, 100);
         CHECK(answer.datagrams == 1 && !answer.unknown);
         clean += answer.clean;
         dirty += answer.dirty;
@@ -472,9 +625,14 @@ int main(int argc, char **argv)
             RUN(a_request_in_several_datagrams_is_unknown);
             RUN(long_values_are_clean_in_each_datagram);
             RUN(equal_ids_of_two_requests_do_not_mix);
-            RUN(bytes_over_tcp_make_all_dirty);
+            RUN(commands_over_tcp_are_followed);
+            RUN(a_get_over_tcp_is_clean_from_the_cut_after_the_write);
+            RUN(a_reply_that_is_taken_in_pieces_is_reported_once);
         }
-        RUN(clean_answers_equal_the_state_at_the_cut, memcached);
+        RUN(clean_answers_equal_the_state_at_the_cut, memcached, NULL);
+        struct connection tcp = connect_counted();
+        RUN(clean_answers_equal_the_state_at_the_cut, memcached, &tcp);
+        close(tcp.fd);
         stop(memcached);
     }
 
