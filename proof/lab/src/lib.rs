@@ -217,7 +217,7 @@ pub fn plover(arguments: &[&str]) -> Output {
 
 /// How long replicas may take to settle after a fault, on a busy machine. A full copy of a large guest
 /// takes minutes.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How much of each replica's log a failed test prints.
 const LAST_LINES: usize = 30;
