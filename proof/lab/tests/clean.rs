@@ -131,7 +131,7 @@ fn ask_udp(socket: &UdpSocket, number: u16, line: &str) -> Result<String> {
 }
 
 fn connect(network: &Namespace, service: SocketAddrV4) -> Result<TcpStream> {
-    let stream = network.run(|| TcpStream::connect(service))?;
+    let stream = network.run(|| Ok(TcpStream::connect(service)?))?;
     stream.set_nodelay(true)?;
     // Longer than any failover. A connection that the next leader does not reset would wait for ever.
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
