@@ -165,8 +165,8 @@ impl Replica {
             }
             Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
             Body::ResetPages { runs } => self.on_reset_pages(&runs),
-            Body::EarlyStreams { sync, streams } => {
-                self.cx.guest.early_streams.told(sync, streams);
+            Body::Streams { sync, streams } => {
+                self.cx.guest.streams.told(sync, streams);
             }
             Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
             Body::OutputsReleased { sync, frames } => {

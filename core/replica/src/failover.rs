@@ -61,8 +61,7 @@ impl Replica {
         };
         if self.role() != Role::Leader {
             let mut leader = Leader::new(&self.cx.config, self.cx.now);
-            let early_streams = &mut self.cx.guest.early_streams.of_state;
-            leader.resets.begin(std::mem::take(early_streams));
+            leader.adopt_streams(std::mem::take(&mut self.cx.guest.streams.of_state));
             self.enter(Phase::Leader(Box::new(leader)));
         }
         // The old leader's syncvm: given up, or carried through if it was complete.
@@ -90,7 +89,7 @@ impl Replica {
         }
         if let Some((leader, cx)) = self.leading() {
             leader.abort_sync(cx, "this replica does not lead any more");
-            cx.guest.early_streams.of_state = leader.resets.list().collect();
+            cx.guest.streams.of_state = leader.leave_streams();
             self.cx.out.push(Action::FaceClients(false));
             let holds_state = self.holds_state();
             self.enter(Phase::Deposed);

@@ -280,7 +280,7 @@ impl Replica {
                 return;
             }
         };
-        self.cx.guest.early_streams.complete(sync);
+        self.cx.guest.streams.complete(sync);
         if checkpoint {
             return self.keep_checkpoint(staged);
         }

@@ -1,7 +1,7 @@
 //! This side's guest: its hypervisor's power, the gate before its NIC, and the sequence-number translation.
 
 use crate::api::{Action, OperatorInput};
-use crate::early_streams::EarlyStreams;
+use crate::heir_streams::HeirStreams;
 use crate::hypervisor::{Order, Unanswered};
 use crate::pace::Pace;
 use plover_matching::SequenceTranslator;
@@ -105,8 +105,8 @@ pub(crate) struct Guest {
     pub pace: Pace,
     /// Whether it is idle.
     pub activity: Activity,
-    /// The connections that a takeover with its state resets.
-    pub early_streams: EarlyStreams,
+    /// What is known of connections of its state, for a takeover.
+    pub streams: HeirStreams,
 }
 
 /// Whether the guest is idle, and whether that was found too early.
@@ -184,7 +184,7 @@ impl Guest {
             resume_when_paused: false,
             pace: Pace::default(),
             activity: Activity::new(idle_threshold),
-            early_streams: EarlyStreams::default(),
+            streams: HeirStreams::default(),
         }
     }
 

@@ -81,7 +81,6 @@ mod bulk;
 mod canary;
 mod context;
 mod copy;
-mod early_streams;
 mod failover;
 mod follow;
 #[doc(hidden)]
@@ -89,6 +88,7 @@ pub mod fuzz;
 mod group;
 mod guest;
 mod hash_keys;
+mod heir_streams;
 mod hypervisor;
 mod inputs;
 mod jobs;

@@ -7,8 +7,8 @@ use plover_types::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The oldest wire version that has [`Body::EarlyStreams`].
-pub const EARLY_STREAMS_VERSION: u8 = 4;
+/// The oldest wire version that has [`Body::Streams`].
+pub const STREAMS_VERSION: u8 = 4;
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
 /// drops it (PLOVER §4.4: "all phases carry the sender's vid").
@@ -29,17 +29,23 @@ pub enum CopyPurpose {
     Warm,
 }
 
-/// A connection over which clients may get bytes before the sync that contains them (docs/decisions/0081).
+/// A connection of whose bytes programs in the guest say which are clean (docs/decisions/0081). Numbers are those that its
+/// client knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EarlyStream {
+pub struct KnownStream {
     /// The connection, from the guest to its client.
     pub route: Route,
     /// The Ethernet addresses of the guest's frames, the receiver's first.
     pub macs: [u8; MACS_BYTES],
+    /// The sequence number of the program's first byte.
+    pub first: u32,
     /// The client has acknowledged all bytes before this one.
     pub acked: u32,
     /// The guest has acknowledged all bytes before this one.
     pub heard: u32,
+    /// Bytes of the slot that begins with the syncvm may leave before the next one, so a replica that takes over resets
+    /// it.
+    pub early: bool,
 }
 
 /// The kinds of messages, in the order of their use.
@@ -318,13 +324,13 @@ pub enum Body {
         /// The key of this opening.
         key: [u8; 32],
     },
-    /// Leader, before the end mark: over these connections my clients may get bytes of the slot that begins with this syncvm
-    /// before the next one. Reset them if you take over. Unsaid, there are none. Since wire version 4.
-    EarlyStreams {
+    /// Leader, before the end mark: the connections that programs in my guest speak of, as of this syncvm. Unsaid, there are
+    /// none. Since wire version 4.
+    Streams {
         /// The syncvm.
         sync: SyncNo,
         /// The connections.
-        streams: Vec<EarlyStream>,
+        streams: Vec<KnownStream>,
     },
 }
 
@@ -333,7 +339,7 @@ impl Body {
     pub fn since(&self) -> u8 {
         match self {
             Self::DirtyUnderKeys { .. } | Self::CompareUnderKey { .. } => 3,
-            Self::EarlyStreams { .. } => EARLY_STREAMS_VERSION,
+            Self::Streams { .. } => STREAMS_VERSION,
             // The test of the forms finds a new kind that is missing above.
             _ => wire::OLDEST_VERSION,
         }
@@ -370,7 +376,7 @@ impl Body {
             | Self::ResetPages { .. }
             | Self::Members { .. }
             | Self::Copied { .. }
-            | Self::EarlyStreams { .. }
+            | Self::Streams { .. }
             | Self::GuestLost { .. } => Payload::Other,
         }
     }

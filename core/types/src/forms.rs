@@ -28,7 +28,7 @@ pub const FORMS: [(&str, u64); 21] = [
     ("log operations", 0x611b_7a67_bfad_cb04),
     ("syncvm of version 2", 0x2ea8_ce0f_71bb_d79f),
     ("syncvm of version 3", 0x49ae_ac5f_53d2_a8a3),
-    ("syncvm", 0x723b_a169_6424_f73e),
+    ("syncvm", 0xe4ca_beca_3278_2d06),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
     ("handshake", 0x8843_c361_638f_1ec7),
@@ -101,7 +101,7 @@ mod tests {
     const VERSIONS: [(u8, u64); 3] = [
         (2, 0x6e12_9543_0a2b_1bcb),
         (3, 0x0fda_b908_593f_7813),
-        (4, 0x765f_0837_d302_3228),
+        (4, 0xc203_206a_1334_ad0f),
     ];
 
     #[test]

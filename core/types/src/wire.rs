@@ -13,7 +13,7 @@ use std::fmt;
 /// The newest version of the wire forms that this release speaks; see [`forms`](crate::forms) for when it is raised.
 ///
 /// Version 3 adds the entry after which a secondary's guest rests, version 4 the input to the guest's agent and the
-/// connections over which replies may leave early.
+/// connections of whose bytes programs in the guest speak.
 pub const WIRE_VERSION: u8 = 4;
 /// The oldest one, which the release before speaks too.
 pub const OLDEST_VERSION: u8 = 2;

@@ -22,7 +22,7 @@ use super::Leader;
 use crate::canary::canary;
 use crate::context::Context;
 use plover_packets::{FlowKey, Packet, Route};
-use plover_syncvm::message::{Body, EARLY_STREAMS_VERSION, EarlyStream};
+use plover_syncvm::message::{Body, KnownStream, STREAMS_VERSION};
 use plover_types::{About, Frame, Index, OutputNo, ReplicaId, Reply, SyncNo, fnv1a};
 use std::collections::VecDeque;
 
@@ -39,10 +39,8 @@ pub(crate) struct CleanReplies {
     /// Words of datagrams whose frame has not come.
     words: VecDeque<Reply>,
     streams: Streams,
-    /// The connections to tell the secondary of before the next end mark.
-    list: Vec<EarlyStream>,
-    /// The sync with whose end mark the secondary was last told of connections whose replies may leave early.
-    listed: Option<SyncNo>,
+    /// The secondary was last told of connections whose replies may leave early.
+    has_early: bool,
     /// Some words are lost, so until the next cut no frame counts as clean.
     is_deaf: bool,
     /// The clean frames that wait, in their order, and the cuts that they wait for.
@@ -58,8 +56,7 @@ impl CleanReplies {
             acknowledged: None,
             words: VecDeque::new(),
             streams: Streams::default(),
-            list: Vec::new(),
-            listed: None,
+            has_early: false,
             is_deaf: false,
             waiting: Vec::new(),
             released: 0,
@@ -157,7 +154,7 @@ impl CleanReplies {
     /// at most. Returns how many frames went out as clean.
     fn cut(&mut self, sync: SyncNo, room: usize) -> u32 {
         self.slot = sync.next();
-        self.list = self.streams.cut(sync, room);
+        self.streams.cut(sync, room);
         self.waiting.clear();
         // A word whose frame has left without it would lend a later frame a cut that is not the newest.
         self.words.clear();
@@ -170,7 +167,7 @@ impl Leader {
     /// The guest stands at the cut of a sync. Returns how many frames of its slot went out as clean.
     pub(super) fn cut_clean(&mut self, cx: &Context, sync: SyncNo, rests: bool) -> u32 {
         let stands = rests || cx.takes_checkpoints();
-        let is_known = cx.group.usable_version() >= EARLY_STREAMS_VERSION;
+        let is_known = cx.group.usable_version() >= STREAMS_VERSION;
         // One that hands over leaves nothing to be reset.
         let is_wanted = cx.config.policy.clean_replies && self.switchover.is_none();
         let room = match stands && is_known && is_wanted {
@@ -180,23 +177,42 @@ impl Leader {
         self.clean.cut(sync, room)
     }
 
-    /// Tells the secondary, before the end mark of a sync, which connections it has to reset if it takes over.
-    pub(super) fn send_early_streams(&mut self, cx: &mut Context, to: ReplicaId, sync: SyncNo) {
+    /// Tells the secondary, before the end mark of a sync, of the connections that it has to know if it takes over.
+    pub(super) fn send_streams(&mut self, cx: &mut Context, to: ReplicaId, sync: SyncNo) {
         let streams: Vec<_> = self
             .resets
             .list()
-            .chain(self.clean.list.drain(..))
+            .chain(self.clean.streams.list())
             .collect();
-        let is_empty = streams.len() == self.resets.list().len();
-        self.clean.listed = (!is_empty).then_some(sync);
-        if !streams.is_empty() && cx.group.usable_version() >= EARLY_STREAMS_VERSION {
-            cx.send_bulk(to, Body::EarlyStreams { sync, streams });
+        self.clean.has_early = self.clean.streams.list().any(|stream| stream.early);
+        if !streams.is_empty() && cx.group.usable_version() >= STREAMS_VERSION {
+            cx.send_bulk(to, Body::Streams { sync, streams });
         }
     }
 
     /// Whether the secondary would have to reset connections whose replies may leave early now.
     pub(crate) fn has_early_streams(&self) -> bool {
-        self.clean.listed.is_some()
+        self.clean.has_early
+    }
+
+    /// This replica takes over: it goes on with connections of its guest's state, but for those whose clients may have got
+    /// more than the guest has sent.
+    pub(crate) fn adopt_streams(&mut self, streams: Vec<KnownStream>) {
+        let (early, known): (Vec<_>, Vec<_>) = streams.into_iter().partition(|it| it.early);
+        self.resets.begin(early);
+        known
+            .into_iter()
+            .for_each(|it| self.clean.streams.adopt(it));
+    }
+
+    /// This replica does not lead any more. Its guest has sent all that its clients have got.
+    pub(crate) fn leave_streams(&self) -> Vec<KnownStream> {
+        let known = self
+            .clean
+            .streams
+            .list()
+            .map(|it| KnownStream { early: false, ..it });
+        self.resets.list().chain(known).collect()
     }
 
     /// Frames that are clean as of an acknowledged cut are as good as synced: they may go.

@@ -18,7 +18,7 @@
 use super::Leader;
 use crate::context::Context;
 use plover_packets::{Packet, Route, Segment, acknowledgement, macs_back, reset};
-use plover_syncvm::message::EarlyStream;
+use plover_syncvm::message::KnownStream;
 use plover_types::{Frame, Index, Micros};
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ const QUESTIONS: u32 = 12;
 
 #[derive(Debug)]
 struct Doomed {
-    stream: EarlyStream,
+    stream: KnownStream,
     asked: u32,
     ask_at: Micros,
     guest_has_closed: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Resets {
 
 impl Resets {
     /// These are to be reset from now on.
-    pub fn begin(&mut self, streams: Vec<EarlyStream>) {
+    pub fn begin(&mut self, streams: Vec<KnownStream>) {
         let doomed = streams.into_iter().map(|stream| {
             let doomed = Doomed {
                 stream,
@@ -61,7 +61,7 @@ impl Resets {
     }
 
     /// Those that the next leader would have to reset as well.
-    pub fn list(&self) -> impl ExactSizeIterator<Item = EarlyStream> + '_ {
+    pub fn list(&self) -> impl ExactSizeIterator<Item = KnownStream> + '_ {
         self.doomed.values().map(|doomed| doomed.stream)
     }
 
@@ -87,7 +87,7 @@ impl Resets {
                 Segment { syn: Some(_), .. } => return true,
                 Segment { rst: true, .. } => doomed.client_has_closed = true,
                 Segment { ack: Some(ack), .. } => {
-                    let EarlyStream { route, macs, .. } = doomed.stream;
+                    let KnownStream { route, macs, .. } = doomed.stream;
                     answers.extend(reset(route, macs, ack));
                 }
                 _ => {}
@@ -127,11 +127,12 @@ impl Resets {
     fn due(&mut self, now: Micros) -> (Vec<Frame>, Vec<Frame>) {
         let (mut clients, mut guest) = (Vec::new(), Vec::new());
         for doomed in self.doomed.values_mut().filter(|it| it.ask_at <= now) {
-            let EarlyStream {
+            let KnownStream {
                 route,
                 macs,
                 acked,
                 heard,
+                ..
             } = doomed.stream;
             let before = |number: u32| number.wrapping_sub(1);
             if !doomed.client_has_closed {
@@ -156,7 +157,7 @@ impl Resets {
 
 impl Leader {
     /// Takes out of clients' frames those that belong to a connection that is being reset.
-    pub(super) fn refuse_early_streams(&mut self, cx: &mut Context, frames: &mut Vec<Frame>) {
+    pub(super) fn refuse_doomed(&mut self, cx: &mut Context, frames: &mut Vec<Frame>) {
         if self.resets.doomed.is_empty() {
             return;
         }

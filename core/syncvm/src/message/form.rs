@@ -113,19 +113,21 @@ fn under_keys() -> Vec<Body> {
 }
 
 /// Messages since wire version 4.
-fn early_streams() -> Vec<Body> {
+fn streams() -> Vec<Body> {
     let route = Route {
         protocol: 6,
         source: ([10, 0, 0, 2].into(), 1701),
         destination: ([10, 0, 0, 9].into(), 1702),
     };
-    vec![Body::EarlyStreams {
+    vec![Body::Streams {
         sync: SYNC,
-        streams: vec![EarlyStream {
+        streams: vec![KnownStream {
             route,
             macs: [71; MACS_BYTES],
-            acked: 1703,
-            heard: 1704,
+            first: 1703,
+            acked: 1704,
+            heard: 1705,
+            early: true,
         }],
     }]
 }
@@ -205,7 +207,7 @@ fn the_form_of_messages_is_that_of_their_version() {
         transfer(),
         matching(),
         under_keys(),
-        early_streams(),
+        streams(),
     ];
     let bodies = bodies.concat();
     assert_every_kind(&bodies);

@@ -5,7 +5,7 @@
 //!  guest                     leader                                       secondary
 //!  SYN to a client ────────▶ opened: where its bytes count from
 //!  Reply(bytes a to b) ────▶ said
-//!                  a sync ── listed: EarlyStreams, then the end mark ────▶ at its takeover it resets these
+//!                  a sync ── listed: Streams, then the end mark ────────▶ at its takeover it resets these
 //!                            ◀───────────────────────────────────── Ack
 //!  a segment of a to b ────▶ sent: clean as of the cut, or of that sync
 //! ```
@@ -14,11 +14,13 @@
 //! in their place, so the connection is reset ([`crate::leader::resets`]). For that it must be on the list of the last sync
 //! that the secondary has acknowledged.
 //!
+//! At a planned takeover nothing has left early, and the next leader goes on with what it knows of each connection.
+//!
 //! Only while the secondary's guest stands. One that runs has sent the same bytes already or is to be compared, and would refuse
 //! clients' segments that acknowledge what it has not sent.
 
 use plover_packets::{MACS_BYTES, Route, Segment, macs_of};
-use plover_syncvm::message::EarlyStream;
+use plover_syncvm::message::KnownStream;
 use plover_types::{Frame, SyncNo};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -158,23 +160,38 @@ impl Streams {
         }
     }
 
-    /// The guest stands at the cut of a sync. Returns the connections over which replies of the next slot may leave early:
-    /// at most `room`, and none if the secondary's guest runs in it.
-    pub fn cut(&mut self, sync: SyncNo, room: usize) -> Vec<EarlyStream> {
-        let mut list = Vec::new();
-        for (route, stream) in &mut self.known {
-            if !stream.is_spoken_of || list.len() >= room {
+    /// The guest stands at the cut of a sync. Over `room` connections at most replies of the next slot may leave early.
+    pub fn cut(&mut self, sync: SyncNo, room: usize) {
+        let mut early = 0;
+        for stream in self.known.values_mut() {
+            if !stream.is_spoken_of || early == room {
                 stream.listed = None;
                 continue;
             }
+            early += 1;
             stream.listed.get_or_insert(sync);
-            list.push(EarlyStream {
-                route: *route,
-                macs: stream.macs,
-                acked: stream.acked,
-                heard: stream.heard,
-            });
         }
-        list
+    }
+
+    /// What the next leader has to know of them.
+    pub fn list(&self) -> impl Iterator<Item = KnownStream> + '_ {
+        let spoken_of = self.known.iter().filter(|(_, stream)| stream.is_spoken_of);
+        spoken_of.map(|(route, stream)| KnownStream {
+            route: *route,
+            macs: stream.macs,
+            first: stream.first,
+            acked: stream.acked,
+            heard: stream.heard,
+            early: stream.listed.is_some(),
+        })
+    }
+
+    /// This replica takes over, and its guest has these connections.
+    pub fn adopt(&mut self, known: KnownStream) {
+        self.opened(known.route, known.first, known.macs, Some(known.heard));
+        if let Some(stream) = self.known.get_mut(&known.route) {
+            stream.acked = known.acked;
+            stream.is_spoken_of = true;
+        }
     }
 }

@@ -194,7 +194,7 @@ mod over_tcp {
     }
 
     /// Takes a checkpoint. Returns the connections that the secondary is told of.
-    fn checkpoint(replica: &mut Replica, ms: u64) -> Vec<EarlyStream> {
+    fn checkpoint(replica: &mut Replica, ms: u64) -> Vec<KnownStream> {
         let number = replica.cx.group.sync_no.next();
         apply(replica, MS(ms), Event::Outputs(vec![datagram(b"held")]));
         apply(replica, MS(ms), Event::SyncDue);
@@ -219,7 +219,7 @@ mod over_tcp {
             } => {
                 let message = wire::decode::<plover_syncvm::SyncMessage>(bytes);
                 match message.unwrap().body {
-                    Body::EarlyStreams { streams, .. } => Some(streams),
+                    Body::Streams { streams, .. } => Some(streams),
                     _ => None,
                 }
             }
@@ -236,7 +236,7 @@ mod over_tcp {
     fn opened() -> Replica {
         let mut replica = protected();
         let versions = Versions {
-            group: EARLY_STREAMS_VERSION,
+            group: STREAMS_VERSION,
             ..Versions::OURS
         };
         let peer = SECONDARY;
@@ -257,7 +257,11 @@ mod over_tcp {
         assert_eq!(one(&mut replica, 0, 1), 0, "no sync has listed it");
         let told = checkpoint(&mut replica, 30);
         assert_eq!(told.len(), 1);
-        assert_eq!((told[0].acked, told[0].heard), (1000, 70));
+        assert_eq!(
+            (told[0].first, told[0].acked, told[0].heard),
+            (1000, 1000, 70)
+        );
+        assert!(told[0].early);
         assert_eq!(one(&mut replica, 4, 1), 1);
         assert_eq!(one(&mut replica, 8, 2), 0, "that cut is not acknowledged");
         assert_eq!(
@@ -309,7 +313,8 @@ mod over_tcp {
         assert_eq!(checkpoint(&mut replica, 30).len(), 1);
         assert!(replica.leading().unwrap().0.has_early_streams());
         replica.leading().unwrap().0.clean.cut(SyncNo(2), 0);
-        assert_eq!(replica.leading().unwrap().0.clean.list, []);
+        let listed: Vec<_> = replica.leading().unwrap().0.clean.streams.list().collect();
+        assert!(!listed[0].early, "but the next leader knows it");
         let one = vec![segment(1000, "ack", b"data")];
         assert_eq!(sends(&mut replica, vec![word(0, 4, 1)], one), 0);
     }

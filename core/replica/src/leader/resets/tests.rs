@@ -13,18 +13,20 @@ const GUEST: ([u8; 4], u16) = ([10, 0, 0, 2], 80);
 const CLIENT: ([u8; 4], u16) = ([10, 0, 0, 9], 4000);
 
 /// The connection: the client has acknowledged up to 1000, the guest up to 70.
-fn early() -> EarlyStream {
+fn early() -> KnownStream {
     let end = |(address, port): ([u8; 4], u16)| (address.into(), port);
     let route = Route {
         protocol: 6,
         source: end(GUEST),
         destination: end(CLIENT),
     };
-    EarlyStream {
+    KnownStream {
         route,
         macs: MACS,
+        first: 900,
         acked: 1000,
         heard: 70,
+        early: true,
     }
 }
 

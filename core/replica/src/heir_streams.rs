@@ -1,21 +1,21 @@
-//! A secondary's part of clean replies over TCP: the connections to reset if it takes over
-//! ([`crate::leader::resets`], docs/decisions/0081).
+//! A secondary's part of clean replies over TCP: the connections to go on with, or to reset, if it takes over
+//! (docs/decisions/0081).
 
-use plover_syncvm::message::EarlyStream;
+use plover_syncvm::message::KnownStream;
 use plover_types::SyncNo;
 
 /// The connections that the leader has told of.
 #[derive(Debug, Default)]
-pub(crate) struct EarlyStreams {
+pub(crate) struct HeirStreams {
     /// Those of the sync whose end mark is about to come.
-    told: Option<(SyncNo, Vec<EarlyStream>)>,
+    told: Option<(SyncNo, Vec<KnownStream>)>,
     /// Those of this guest's state.
-    pub of_state: Vec<EarlyStream>,
+    pub of_state: Vec<KnownStream>,
 }
 
-impl EarlyStreams {
+impl HeirStreams {
     /// The leader lists those of a sync.
-    pub fn told(&mut self, sync: SyncNo, streams: Vec<EarlyStream>) {
+    pub fn told(&mut self, sync: SyncNo, streams: Vec<KnownStream>) {
         self.told = Some((sync, streams));
     }
 
