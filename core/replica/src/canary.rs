@@ -34,6 +34,9 @@ pub enum Canary {
     /// A clean reply goes out before its cut is acknowledged.
     #[cfg(feature = "canary")]
     CleanBeforeAck,
+    /// A replica that takes over goes on with connections whose clients may have got other bytes.
+    #[cfg(feature = "canary")]
+    KeepEarlyStreams,
     /// A match does not ask what the secondary has acknowledged to the client.
     #[cfg(feature = "canary")]
     IgnoreAcks,

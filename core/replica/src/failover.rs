@@ -61,7 +61,11 @@ impl Replica {
         };
         if self.role() != Role::Leader {
             let mut leader = Leader::new(&self.cx.config, self.cx.now);
-            leader.adopt_streams(std::mem::take(&mut self.cx.guest.streams.of_state));
+            let mut streams = std::mem::take(&mut self.cx.guest.streams.of_state);
+            if canary!(self.cx, KeepEarlyStreams) {
+                streams.iter_mut().for_each(|stream| stream.early = false);
+            }
+            leader.adopt_streams(streams);
             self.enter(Phase::Leader(Box::new(leader)));
         }
         // The old leader's syncvm: given up, or carried through if it was complete.

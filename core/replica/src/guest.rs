@@ -105,7 +105,7 @@ pub(crate) struct Guest {
     pub pace: Pace,
     /// Whether it is idle.
     pub activity: Activity,
-    /// What is known of connections of its state, for a takeover.
+    /// The connections of its state that programs speak of, for a takeover.
     pub streams: HeirStreams,
 }
 

@@ -10,6 +10,7 @@ use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
 use crate::invariants::streams_go_on::StreamsGoOn;
 use crate::invariants::{disks_survive, guest_is_whole, nobody_is_refused};
+use crate::listener::Bare;
 use crate::process::State;
 use crate::schedule::{Arrival, Happening};
 use crate::spoken::Spoken;
@@ -462,7 +463,14 @@ impl World {
             let datagram = Datagram::decode(frame);
             let spoken = datagram.map(|datagram| datagram.as_spoken());
             let spoken = spoken.or_else(|| Spoken::decode(frame));
-            let spoken = spoken.expect("the guest's frames decode");
+            let Some(spoken) = spoken else {
+                let bare = Bare::of(frame).expect("the guest's frames decode");
+                self.coverage.hit(match bare.rst {
+                    true => "clean: an RST of a leader's own",
+                    false => "clean: an end is asked for its number",
+                });
+                continue;
+            };
             if spoken.resets {
                 self.coverage
                     .hit("guest: a connection of before its reset is refused");

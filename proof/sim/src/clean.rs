@@ -1,10 +1,12 @@
-//! Clean replies (docs/decisions/0065): datagrams in which a guest says only what it would have said at its last cut.
+//! Clean replies (docs/decisions/0065): datagrams in which a guest says only what it would have said at its last cut, and
+//! a stream of such words ([`crate::listener`]).
 //!
 //! Each names the history that explains it: of a clean one the guest's history at the cut, of any other its history now.
 //! So `external_consistency` finds a clean one that leaves before another replica holds that cut, and one that
 //! is not clean and is taken for one that is.
 
-use crate::spoken::{CLIENTS, GUEST, Spoken};
+use crate::listener;
+use crate::spoken::{CLIENTS, GUEST, Spoken, port};
 use crate::streams::Stream;
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use plover_types::{About, Frame, Reply, SyncNo, fnv1a};
@@ -16,12 +18,27 @@ const PORTS: (u16, u16) = (53, 5000);
 /// The client in whose name the checks look at datagrams: none that has a stream.
 const CLIENT: u8 = 251;
 
-/// How often a guest of this seed sends such a datagram at a tick; never in most seeds.
-pub fn chance_of(seed: u64) -> f64 {
+/// How often a guest of this seed sends such a datagram at a tick, and words of a clean stream; never in most seeds.
+pub fn chances_of(seed: u64) -> (f64, f64) {
     let mut rng = Stream::Clean.of(seed);
     match rng.chance(0.15) {
-        true => rng.pick(&[0.1, 0.5]),
-        false => 0.0,
+        true => (rng.pick(&[0.1, 0.5]), rng.pick(&[0.0, 0.3, 0.8])),
+        false => (0.0, 0.0),
+    }
+}
+
+/// The guest's word about so many bytes of the stream to [`listener::CLIENT`].
+pub fn word_of_stream(connection: u8, at: u32, bytes: u32, cut: u64) -> Reply {
+    Reply {
+        clean_as_of: Some(SyncNo(cut)),
+        guest: (Some(std::net::IpAddr::from(GUEST)), 80),
+        client: (
+            std::net::IpAddr::from(CLIENTS),
+            port(listener::CLIENT, connection),
+        ),
+        protocol: 6,
+        bytes,
+        about: About::Stream { at: at.into() },
     }
 }
 

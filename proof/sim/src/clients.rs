@@ -4,6 +4,7 @@
 //! sends its frames to the replica from which the guest's last announcement or reply came. The
 //! bridge may be slow to learn that.
 
+use crate::listener::{self, Bare, Listener};
 use crate::request::{Answered, Request};
 use crate::rng::Rng;
 use crate::scenario::ClientHabits;
@@ -62,6 +63,8 @@ pub struct Clients {
     habits: ClientHabits,
     rng: Rng,
     clients: Vec<Client>,
+    /// The one that only listens.
+    pub listener: Listener,
     /// The replica behind whose port the bridge believes the guest to be.
     pub port: Option<ReplicaId>,
     /// The bridge is slow to learn.
@@ -83,6 +86,7 @@ impl Clients {
             habits,
             rng,
             clients: vec![Client::default(); usize::from(habits.clients)],
+            listener: Listener::default(),
             port: None,
             stale: false,
             frames: 0,
@@ -177,12 +181,19 @@ impl Clients {
         }
     }
 
-    /// Frames of the guest arrive.
-    pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) {
+    /// Frames of the guest arrive. Returns what the client that listens answers.
+    pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) -> Vec<Frame> {
+        let mut answers = Vec::new();
         for frame in frames {
             let Some(spoken) = Spoken::decode(frame) else {
+                let bare = Bare::of(frame);
+                answers.extend(bare.and_then(|bare| self.listener.hear_bare(&bare)));
                 continue;
             };
+            if spoken.client == listener::CLIENT {
+                answers.extend(self.listener.hear(&spoken));
+                continue;
+            }
             let Some(state) = self.clients.get_mut(usize::from(spoken.client)) else {
                 continue;
             };
@@ -201,5 +212,6 @@ impl Clients {
             self.replies += 1;
             plan.after(self.rng.micros(self.habits.think), Happening::Ask(client));
         }
+        answers
     }
 }

@@ -19,6 +19,7 @@
 
 use crate::clean::Told;
 use crate::history::{Histories, Step};
+use crate::listener::Bare;
 use crate::request::{Answered, Request};
 use crate::rng::{Rng, mix};
 use crate::spoken::{Spoken, WORD_BYTES};
@@ -56,6 +57,8 @@ pub struct GuestHabits {
     pub ends: Ends,
     /// How often a timer tick sends a [datagram](crate::clean).
     pub datagrams: f64,
+    /// How often a timer tick says words of a stream of which most are [clean](crate::clean).
+    pub clean_stream: f64,
 }
 
 impl GuestHabits {
@@ -254,6 +257,7 @@ impl FakeGuest {
                 sent.push(self.say(OWN_ACCORD, &[word], histories));
             }
             sent.extend(self.send_datagram());
+            sent.extend(self.say_clean_words(histories));
         }
         sent
     }
@@ -262,7 +266,9 @@ impl FakeGuest {
     /// random.
     fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Vec<Frame> {
         let Some(request) = Request::of(frame) else {
-            return Vec::new();
+            let bare = Bare::of(frame);
+            let answer = bare.and_then(|bare| self.hear_bare(&bare, histories));
+            return answer.into_iter().collect();
         };
         self.live(Step::Input(request.number), request.number, histories);
         if self.ends_at(request.number) {
@@ -372,6 +378,19 @@ impl FakeGuest {
         opens: bool,
         histories: &mut Histories,
     ) -> Frame {
+        let history = self.devices.history;
+        self.speak_of(history, client, words, opens, histories)
+    }
+
+    /// The same, where this history explains it.
+    fn speak_of(
+        &mut self,
+        history: u64,
+        client: u8,
+        words: &[u32],
+        opens: bool,
+        histories: &mut Histories,
+    ) -> Frame {
         let stream = self.devices.streams.entry(client).or_default();
         let spoken = Spoken {
             client,
@@ -383,7 +402,7 @@ impl FakeGuest {
             place: stream.place,
             heard: stream.heard,
             words: words.to_vec(),
-            history: self.devices.history,
+            history,
         };
         stream.next = spoken.end();
         stream.place += (words.len() * WORD_BYTES) as u32;

@@ -79,6 +79,7 @@ mod body;
 mod describe;
 mod heal;
 mod life;
+mod listener;
 mod observe;
 mod orders;
 mod pair;

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 29] = [
+pub const CANARIES: [(&str, Canary); 30] = [
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("deaf-to-versions", Canary::DeafToVersions),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
@@ -21,6 +21,7 @@ pub const CANARIES: [(&str, Canary); 29] = [
     ("match-before-commit", Canary::MatchBeforeCommit),
     ("ignore-acks", Canary::IgnoreAcks),
     ("clean-before-ack", Canary::CleanBeforeAck),
+    ("keep-early-streams", Canary::KeepEarlyStreams),
     ("trust-old-generation", Canary::TrustOldGeneration),
     ("warm-forgets-syncs", Canary::WarmForgetsSyncs),
     ("forget-numbers", Canary::ForgetNumbers),

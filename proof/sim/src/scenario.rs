@@ -81,6 +81,7 @@ impl Scenario {
             queues: rng.pick(&[0.0, 0.01, 0.05]),
             ends: Ends::default(),
             datagrams: 0.0,
+            clean_stream: 0.0,
         };
         let hypervisor = HypervisorHabits {
             guest,
@@ -128,14 +129,15 @@ impl Scenario {
         }
     }
 
-    /// Lets guests send datagrams of which most are clean, this often. A guard that holds three frames is the clients'
+    /// Lets guests send datagrams of which most are clean, this often, and words of a stream. A guard that holds three frames is the clients'
     /// alone: where a slow disk delays each sync, they would not be answered for lack of room.
-    pub fn send_datagrams(&mut self, chance: f64) {
+    pub fn say_clean(&mut self, (datagrams, stream): (f64, f64)) {
         if self.config.guard_bytes_max < DATAGRAMS_GUARD_MIN {
             return;
         }
-        self.hypervisor.guest.datagrams = chance;
-        self.config.policy.clean_replies = chance > 0.0;
+        self.hypervisor.guest.datagrams = datagrams;
+        self.hypervisor.guest.clean_stream = stream;
+        self.config.policy.clean_replies = datagrams > 0.0;
     }
 
     /// The part of the guest that witnesses keep.

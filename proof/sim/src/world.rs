@@ -147,7 +147,7 @@ impl World {
         }
         let life = Life::draw(seed, alone);
         scenario.hypervisor.guest.ends = life.ends();
-        scenario.send_datagrams(clean::chance_of(seed));
+        scenario.say_clean(clean::chances_of(seed));
         scenario.keep_warm(warm_of(seed));
         if options.fencing {
             scenario.fence();
@@ -319,7 +319,13 @@ impl World {
                     self.tell(who, Event::Frames(frames));
                 }
             }
-            Happening::Replies(frames) => self.clients.receive(&frames, &mut self.plan),
+            Happening::Replies(frames) => {
+                let answers = self.clients.receive(&frames, &mut self.plan);
+                if self.clients.listener.take_reset() {
+                    self.coverage.hit("clean: a takeover resets a connection");
+                }
+                self.send_to_guest(answers);
+            }
             Happening::Learn(who) => self.clients.port = Some(who),
             Happening::Ask(client) => {
                 let frames = self.clients.ask(client, &mut self.plan);

@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 98] = [
+const REACHED: [&str; 99] = [
     "upgrade: a replica is upgraded",
     "upgrade: a replica is taken back",
     "upgrade: a replica learns of a version",
@@ -75,6 +75,7 @@ const REACHED: [&str; 98] = [
     "work: a copy's read put off",
     "match: frames released on match",
     "clean: frames released before their sync",
+    "clean: a takeover resets a connection",
     "match: outputs differ",
     "pace: an input waits for the secondary's guest",
     "pace: the guest is as far as the leader's was",
@@ -207,6 +208,13 @@ fn a_clean_reply_before_its_cut_is_acknowledged_is_caught() {
         200,
         &["external_consistency"],
     );
+}
+
+/// The next leader's guest says other words at places that clients have read.
+#[test]
+fn an_early_connection_that_is_kept_is_caught() {
+    let kept = under("remus-25", Canary::KeepEarlyStreams);
+    catches(&kept, 500, &["streams_go_on"]);
 }
 
 /// A match does not ask whether the secondary has acknowledged as much to the client.

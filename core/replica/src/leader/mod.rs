@@ -172,6 +172,7 @@ impl Leader {
             self.slot.started = cx.now;
             cx.out.push(Action::FaceClients(true));
             self.announce(cx);
+            self.resets.serve(cx.now);
             let view = cx.group.view;
             cx.note(Note::Serving { view });
         }

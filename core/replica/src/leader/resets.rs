@@ -22,6 +22,9 @@ use plover_syncvm::message::KnownStream;
 use plover_types::{Frame, Index, Micros};
 use std::collections::BTreeMap;
 
+/// How long after the first announcement of the guest's new place the ends are asked: a switch has learnt it by then.
+const FIRST: Micros = Micros::from_ms(20);
+
 /// How long to wait for the first answer; then twice as long each time, up to [`PAUSE_MAX`].
 const PAUSE: Micros = Micros::from_ms(250);
 const PAUSE_MAX: Micros = Micros::from_ms(30_000);
@@ -58,6 +61,13 @@ impl Resets {
             (stream.route, doomed)
         });
         self.doomed.extend(doomed);
+    }
+
+    /// This leader faces clients.
+    pub fn serve(&mut self, now: Micros) {
+        for doomed in self.doomed.values_mut() {
+            doomed.ask_at = now + FIRST;
+        }
     }
 
     /// Those that the next leader would have to reset as well.

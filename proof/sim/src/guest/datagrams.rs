@@ -1,7 +1,10 @@
-//! The datagrams of a guest that says which of them are clean.
+//! The datagrams of a guest that says which of them are clean, and its stream of clean words.
 
 use super::FakeGuest;
-use crate::clean::{Datagram, Told};
+use crate::clean::{Datagram, Told, word_of_stream};
+use crate::history::Histories;
+use crate::listener::{Bare, CLIENT};
+use crate::spoken::{CONNECTIONS_MAX, Spoken, WORD_BYTES};
 use plover_types::{Frame, Reply};
 
 /// How often a datagram is clean, and how often the guest says so of one that is.
@@ -45,5 +48,83 @@ impl FakeGuest {
         let says_so = is_clean && self.rng.chance(SAYS_SO);
         self.words.push(datagram.word(says_so));
         Some(datagram.encode())
+    }
+
+    /// Says words of its stream now and then. Each is as good as drawn by lot, so another guest says another one in its
+    /// place.
+    pub(super) fn say_clean_words(&mut self, histories: &mut Histories) -> Vec<Frame> {
+        let chance = self.habits.clean_stream;
+        let (Some(told), true) = (self.devices.told, chance > 0.0) else {
+            return Vec::new();
+        };
+        if !self.rng.chance(chance) {
+            return Vec::new();
+        }
+        let stream = self.devices.streams.get(&CLIENT);
+        let connection = stream.map_or(Some(0), |stream| match stream.connection {
+            Some(newest) if stream.is_open => Some(newest),
+            Some(newest) => newest.checked_add(1).filter(|next| *next < CONNECTIONS_MAX),
+            None => Some(0),
+        });
+        let Some(connection) = connection else {
+            return Vec::new();
+        };
+        let is_clean = self.rng.chance(CLEAN);
+        let opens = stream.is_none_or(|stream| stream.connection < Some(connection));
+        // The history that it names is on its disks.
+        if opens || !is_clean {
+            self.write_disks(self.devices.history);
+        }
+        let mut sent: Vec<_> = self
+            .open(CLIENT, connection, histories)
+            .into_iter()
+            .collect();
+        let at = self.devices.streams[&CLIENT].place;
+        let words: Vec<u32> = (0..self.rng.range(1, 4))
+            .map(|_| self.rng.word() as u32)
+            .collect();
+        let history = match is_clean {
+            true => told.history,
+            false => self.devices.history,
+        };
+        if is_clean && self.rng.chance(SAYS_SO) {
+            let bytes = (words.len() * WORD_BYTES) as u32;
+            self.words
+                .push(word_of_stream(connection, at, bytes, told.cut));
+        }
+        sent.push(self.speak_of(history, CLIENT, &words, false, histories));
+        sent
+    }
+
+    /// A segment of the listener's or of a leader's. An old number is answered by what the guest expects, as TCP does.
+    pub(super) fn hear_bare(&mut self, bare: &Bare, histories: &mut Histories) -> Option<Frame> {
+        let history = self.devices.flushed;
+        let stream = self.devices.streams.entry(CLIENT).or_default();
+        let is_open = stream.is_open && stream.connection == Some(bare.connection);
+        let expected = stream.heard;
+        if bare.rst {
+            if is_open && bare.seq == expected {
+                stream.is_open = false;
+            }
+            return None;
+        }
+        if is_open {
+            let is_old = bare.seq != expected;
+            return is_old.then(|| self.speak_of(history, CLIENT, &[], false, histories));
+        }
+        let refused = Spoken {
+            client: CLIENT,
+            connection: bare.connection,
+            opens: false,
+            resets: true,
+            seq: bare.ack.unwrap_or_default(),
+            clock: 0,
+            place: stream.place,
+            heard: expected,
+            words: Vec::new(),
+            history,
+        };
+        histories.speak(&refused);
+        Some(refused.encode())
     }
 }

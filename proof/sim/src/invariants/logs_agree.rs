@@ -147,11 +147,13 @@ impl CommittedLog {
             EntryKind::App => match wire::decode(&entry.payload) {
                 Ok(Payload::Inputs(frames) | Payload::Paced(_, frames)) => {
                     for frame in frames {
-                        if let Some(request) = Request::of(&frame) {
-                            let count = self.connections.entry(request.client).or_default();
-                            self.in_connection.insert(frame.0.clone(), *count);
-                            *count += 1;
-                        }
+                        // A segment without words changes nothing in the guest.
+                        let Some(request) = Request::of(&frame) else {
+                            continue;
+                        };
+                        let count = self.connections.entry(request.client).or_default();
+                        self.in_connection.insert(frame.0.clone(), *count);
+                        *count += 1;
                         let place = self.inputs.len() as u64;
                         self.inputs.insert(frame.0, place);
                     }

@@ -1,0 +1,124 @@
+//! A client that only listens, on a stream of which the guest calls most words clean (docs/decisions/0081), and segments without
+//! words: those that a leader makes to end such a connection, and the answers to them.
+
+use crate::spoken::{CLIENTS, GUEST, Spoken, port};
+use plover_packets::{MACS_BYTES, Packet, Route, acknowledgement, reset};
+use plover_types::Frame;
+
+/// The client of the stream.
+pub const CLIENT: u8 = 210;
+
+/// The guest's port.
+const GUEST_PORT: u16 = 80;
+
+/// The client's frames begin with the guest's address.
+const MACS: [u8; MACS_BYTES] = [2, 2, 2, 2, 2, 2, 4, 0, 0, 0, 0, CLIENT];
+
+/// A segment without words, in either direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Bare {
+    /// The client's connection.
+    pub connection: u8,
+    /// Its sequence number.
+    pub seq: u32,
+    /// Its acknowledgement number.
+    pub ack: Option<u32>,
+    /// It resets the connection.
+    pub rst: bool,
+}
+
+impl Bare {
+    /// The segment in a frame, if it is one that no guest has sent.
+    pub fn of(frame: &Frame) -> Option<Self> {
+        let Packet::Segment(route, segment) = Packet::of(frame) else {
+            return None;
+        };
+        if segment.syn.is_some() || !segment.payload.is_empty() || Spoken::decode(frame).is_some() {
+            return None;
+        }
+        let ports = [route.source.1, route.destination.1];
+        let is_of = |connection: &u8| ports.contains(&port(CLIENT, *connection));
+        Some(Self {
+            connection: (0..u8::MAX).find(is_of)?,
+            seq: segment.seq,
+            ack: segment.ack,
+            rst: segment.rst,
+        })
+    }
+}
+
+/// The client's end.
+#[derive(Debug, Default)]
+pub struct Listener {
+    connection: Option<u8>,
+    is_open: bool,
+    /// What it expects next.
+    next: u32,
+    segments: u64,
+    /// Its connection was reset since this was last asked.
+    was_reset: bool,
+}
+
+impl Listener {
+    /// The way from the client to the guest.
+    fn route(&self) -> Option<Route> {
+        let connection = self.connection?;
+        Some(Route {
+            protocol: 6,
+            source: (CLIENTS.into(), port(CLIENT, connection)),
+            destination: (GUEST.into(), GUEST_PORT),
+        })
+    }
+
+    /// Takes a segment of the guest. Every fourth is answered.
+    pub fn hear(&mut self, spoken: &Spoken) -> Option<Frame> {
+        if spoken.opens && Some(spoken.connection) > self.connection {
+            self.connection = Some(spoken.connection);
+            self.is_open = true;
+            self.next = spoken.end();
+            return None;
+        }
+        if Some(spoken.connection) != self.connection {
+            return None;
+        }
+        if spoken.resets {
+            self.is_open = false;
+            return None;
+        }
+        if self.is_open && spoken.seq == self.next {
+            self.next = spoken.end();
+        }
+        self.segments += 1;
+        match self.is_open && self.segments % 4 > 0 {
+            true => None,
+            false => self.answer(),
+        }
+    }
+
+    /// Takes a segment of a leader's own.
+    pub fn hear_bare(&mut self, bare: &Bare) -> Option<Frame> {
+        if Some(bare.connection) != self.connection {
+            return None;
+        }
+        if bare.rst {
+            if self.is_open && bare.seq == self.next {
+                self.is_open = false;
+                self.was_reset = true;
+            }
+            return None;
+        }
+        self.answer()
+    }
+
+    fn answer(&self) -> Option<Frame> {
+        match self.is_open {
+            true => acknowledgement(self.route()?, MACS, 0, self.next),
+            false => reset(self.route()?, MACS, 0),
+        }
+    }
+
+    /// Whether its connection was reset since this was last asked.
+    pub fn take_reset(&mut self) -> bool {
+        std::mem::take(&mut self.was_reset)
+    }
+}
