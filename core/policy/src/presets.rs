@@ -74,7 +74,7 @@ pub const HYBRID: Preset = Preset {
 pub static DEFAULT: &Preset = &HYBRID;
 
 /// All presets.
-pub static PRESETS: [Preset; 11] = [
+pub static PRESETS: [Preset; 13] = [
     VSMR,
     Preset {
         name: "remus-25",
@@ -82,6 +82,16 @@ pub static PRESETS: [Preset; 11] = [
         about: "Remus as MC builds it, its own slot of 25 ms",
         policy: Policy {
             sync: SyncWhen::Every(Micros::from_ms(25)),
+            ..REMUS
+        },
+    },
+    Preset {
+        name: "remus-25+clean",
+        aliases: &[],
+        about: "Remus with clean replies: reads at once, writes with the checkpoint",
+        policy: Policy {
+            sync: SyncWhen::Every(Micros::from_ms(25)),
+            clean_replies: true,
             ..REMUS
         },
     },
@@ -134,6 +144,16 @@ pub static PRESETS: [Preset; 11] = [
         about: "hybrid whose secondary's guest rests where that yields more",
         policy: Policy {
             secondary: Secondary::Semi,
+            ..HYBRID.policy
+        },
+    },
+    Preset {
+        name: "hybrid+clean",
+        aliases: &[],
+        about: "hybrid-semi with clean replies",
+        policy: Policy {
+            secondary: Secondary::Semi,
+            clean_replies: true,
             ..HYBRID.policy
         },
     },

@@ -118,6 +118,11 @@ impl CleanReplies {
         }
     }
 
+    /// How many frames of this slot have left as clean.
+    pub fn released(&self) -> u32 {
+        self.released
+    }
+
     /// All frames that waited have left.
     pub fn all_left(&mut self) {
         self.waiting.clear();

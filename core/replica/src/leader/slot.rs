@@ -99,12 +99,17 @@ impl Leader {
         self.serving && !is_joined && self.kept_frames.is_none() && is_there
     }
 
+    /// How many outputs of this slot have left before its sync.
+    fn left_early(&self) -> u32 {
+        self.matching.matched() + self.clean.released()
+    }
+
     /// The slot, for the rule that says in which the secondary's guest rests.
     fn rest_view(&self, cx: &Context) -> RestView {
         RestView {
             rests: self.slot.rests,
             age: cx.now.since(self.slot.started),
-            outputs: self.matching.matched() + cx.outputs.guard.len() as u32,
+            outputs: self.left_early() + cx.outputs.guard.len() as u32,
         }
     }
 

@@ -132,7 +132,12 @@ impl Leader {
             }
             if cx.may_rest() {
                 let Rules { slot, rest, .. } = &mut cx.rules;
-                rest.learn(run.rested, &cost, run.report.matched, slot);
+                let cost = SlotCost {
+                    outputs: cost.outputs + run.report.clean,
+                    ..cost
+                };
+                let early = run.report.matched + run.report.clean;
+                rest.learn(run.rested, &cost, early, slot);
             }
         }
         cx.note(Note::Synced(Box::new(run.report)));
