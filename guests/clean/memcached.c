@@ -36,10 +36,10 @@ static unsigned split(const char *line, size_t count, struct word *words)
     return found;
 }
 
-static bool number(struct word word, uint64_t *value)
+static bool digits(struct word word, size_t count_max, uint64_t *value)
 {
     *value = 0;
-    if (!word.count || word.count > 9)
+    if (!word.count || word.count > count_max)
         return false;
     for (size_t at = 0; at < word.count; at++) {
         if (word.start[at] < '0' || word.start[at] > '9')
@@ -47,6 +47,27 @@ static bool number(struct word word, uint64_t *value)
         *value = *value * 10 + (uint64_t)(word.start[at] - '0');
     }
     return true;
+}
+
+static bool number(struct word word, uint64_t *value)
+{
+    return digits(word, 9, value);
+}
+
+/* The longest key that memcached takes. */
+#define KEY_BYTES_MAX 250
+
+/* Whether memcached takes the line of a write with a value. Of one that it refuses, it takes the value for commands. */
+static bool takes(const struct word *words, const struct word *unique, uint64_t *value)
+{
+    struct word expires = words[3];
+    uint64_t any;
+    if (expires.count && expires.start[0] == '-') {
+        expires.start++;
+        expires.count--;
+    }
+    return words[1].count <= KEY_BYTES_MAX && number(words[2], &any) && number(expires, &any) &&
+           number(words[4], value) && (!unique || digits(*unique, 19, &any));
 }
 
 /* Writes of one key: how many words each may have, with and without "noreply", and whether a value follows. */
@@ -70,7 +91,7 @@ static bool parse_write(struct request *request, const struct word *words, unsig
             return false;
         uint64_t value;
         if (command->value) {
-            if (!number(words[4], &value))
+            if (!takes(words, is(words[0], "cas") ? &words[5] : NULL, &value))
                 return false;
             request->data = value + 2;
         }
@@ -95,6 +116,8 @@ void request_line(struct request *request, const char *line, size_t count)
     if (is(words[0], "get") || is(words[0], "gets")) {
         request->kind = READ;
         request->keys = found - 1;
+        /* memcached gives a value another number when it moves it, which is no write. */
+        request->failed = is(words[0], "gets");
         for (unsigned key = 0; key < request->keys; key++)
             request->key[key] = plover_clean_key(words[key + 1].start, words[key + 1].count);
         return;

@@ -9,7 +9,7 @@
 #include <sys/uio.h>
 
 enum kind {
-    READ,   /* get, gets */
+    READ,   /* get, gets; a reply of gets is never clean */
     WRITE,  /* a command that writes one key */
     UNKNOWN /* anything else: it may write everything */
 };

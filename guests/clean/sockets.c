@@ -165,6 +165,8 @@ static bool stream_follow(struct stream *stream, const char *bytes, size_t count
             stream_line(stream);
             if (stream->request.kind == UNKNOWN)
                 return false;
+        } else if (stream->stage == BETWEEN && (bytes[at] < 'a' || bytes[at] > 'z')) {
+            return false; /* memcached takes it for its binary protocol, or for nothing */
         } else if (stream->line_count == sizeof stream->line) {
             return false;
         } else {
@@ -182,15 +184,21 @@ static void stream_read(int fd, const char *bytes, size_t count)
     if (stream && stream_follow(stream, bytes, count))
         return;
     foreign_read(fd, bytes, count);
-    if (stream) {
+    if (!begins && !has(fd, FOREIGN)) {
         /* Bytes of before belong to the same command. */
-        if (!begins) {
-            set(fd, PIPELINED, true);
-            set(fd, SINGLE, false);
-        }
-        end_command(stream);
-        set(fd, FOREIGN, true);
+        set(fd, PIPELINED, true);
+        set(fd, SINGLE, false);
     }
+    if (stream)
+        end_command(stream);
+    set(fd, FOREIGN, true);
+}
+
+/* Whether memcached reads the data of a write straight into its place, and then executes it. */
+static bool reads_data(int fd)
+{
+    struct stream *stream = has(fd, FOREIGN) ? NULL : stream_of(fd);
+    return stream && stream->stage == DATA;
 }
 
 static void before_stream_read(int fd)
@@ -435,7 +443,7 @@ void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count,
     int error = errno;
     if (kind == NO_SOCKET)
         return;
-    bool filled = count > 0 && (size_t)count >= room;
+    bool filled = count > 0 && (size_t)count >= room && !(kind == STREAM && reads_data(fd));
     if (count > 0) {
         if (kind == STREAM)
             stream_read(fd, bytes, (size_t)count);
