@@ -484,8 +484,8 @@ static void what_memcached_takes_for_other_commands_makes_all_dirty(void)
             CHECK(write(tcp, set_quietly, sizeof set_quietly) == sizeof set_quietly);
             usleep(50000);
         } else {
+            strcat(lines[line], line ? "incr n 1\r\n" : "incr n 1 noreply\r\n");
             say_tcp(tcp, lines[line], NULL);
-            say_tcp(tcp, "incr n 1 noreply\r\n", NULL);
         }
         struct answer *answer = ask("get n\r\n");
         CHECK(!answer->clean || strstr(answer->text, "\r\n60\r\n"));

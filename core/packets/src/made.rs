@@ -2,7 +2,7 @@
 
 use crate::packet::{ETHERNET_BYTES, Route};
 use core::net::IpAddr;
-use etherparse::PacketBuilder;
+use etherparse::{PacketBuilder, TcpOptionElement};
 use plover_types::Frame;
 
 /// Bytes of the two addresses of an Ethernet header.
@@ -10,6 +10,9 @@ pub const MACS_BYTES: usize = 12;
 
 /// How many routers a packet may pass.
 const HOPS: u8 = 64;
+
+/// A timestamp that is old, or out of any window.
+const OLD_STAMP: TcpOptionElement = TcpOptionElement::Timestamp(1, 0);
 
 /// The window of a segment whose receiver is to answer it and nothing else.
 const WINDOW: u16 = 1024;
@@ -58,7 +61,9 @@ fn make(route: Route, macs: [u8; MACS_BYTES], seq: u32, ack: Option<u32>) -> Opt
     let window = if ack.is_some() { WINDOW } else { 0 };
     let segment = ip.tcp(source.1, destination.1, seq, window);
     let segment = match ack {
-        Some(ack) => segment.ack(ack),
+        // Where timestamps are in use, a receiver may drop a segment without one, and answers one that is old
+        // (RFC 7323 §3.2, §5.3). Where they are not, it passes over it.
+        Some(ack) => segment.ack(ack).options(&[OLD_STAMP]).ok()?,
         None => segment.rst(),
     };
     let mut bytes = Vec::with_capacity(ETHERNET_BYTES + segment.size(0));

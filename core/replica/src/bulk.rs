@@ -5,6 +5,7 @@ use crate::api::Note;
 use crate::context::Context;
 use crate::copy::offer::Offer;
 use crate::hash_keys::SyncKeys;
+use crate::heir_streams::STREAMS_TOLD_MAX;
 use crate::leader::Leader;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -165,9 +166,11 @@ impl Replica {
             }
             Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
             Body::ResetPages { runs } => self.on_reset_pages(&runs),
-            Body::Streams { sync, streams } => {
-                self.cx.guest.streams.told(sync, streams);
+            Body::Streams { streams, .. } if streams.len() > STREAMS_TOLD_MAX => {
+                self.cx
+                    .cut_leader("more connections than a leader tells of");
             }
+            Body::Streams { sync, streams } => self.cx.guest.streams.told(sync, streams),
             Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
             Body::OutputsReleased { sync, frames } => {
                 if let Some((secondary, cx)) = self.following() {

@@ -80,6 +80,8 @@ impl Replica {
                 if !leader.resets.passes(&frame, &mut to_guest) {
                     continue;
                 }
+            } else {
+                cx.guest.streams.sent(&frame);
             }
             match cx.guest.translator.outgoing(cx.now, frame) {
                 Outgoing::Passes(frame) if cx.outputs.guard.has_room() => {
@@ -106,7 +108,7 @@ impl Replica {
                 leader.report_syns(cx);
                 // Before the policy asks whether an output waits.
                 leader.clear_what_is_clean(cx);
-                leader.take_frames(cx, to_guest);
+                leader.tell_guest(cx, to_guest);
             }
             Phase::Secondary(secondary) => secondary.report_outputs(cx, dropped > 0),
             _ => {}

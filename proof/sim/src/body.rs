@@ -462,15 +462,15 @@ impl World {
         for frame in &frames {
             let datagram = Datagram::decode(frame);
             let spoken = datagram.map(|datagram| datagram.as_spoken());
-            let spoken = spoken.or_else(|| Spoken::decode(frame));
-            let Some(spoken) = spoken else {
-                let bare = Bare::of(frame).expect("the guest's frames decode");
+            if let Some(bare) = Bare::of(frame) {
                 self.coverage.hit(match bare.rst {
                     true => "clean: an RST of a leader's own",
                     false => "clean: an end is asked for its number",
                 });
                 continue;
-            };
+            }
+            let spoken = spoken.or_else(|| Spoken::decode(frame));
+            let spoken = spoken.expect("the guest's frames decode");
             if spoken.resets {
                 self.coverage
                     .hit("guest: a connection of before its reset is refused");

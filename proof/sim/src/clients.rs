@@ -185,9 +185,11 @@ impl Clients {
     pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) -> Vec<Frame> {
         let mut answers = Vec::new();
         for frame in frames {
+            if let Some(bare) = Bare::of(frame) {
+                answers.extend(self.listener.hear_bare(&bare));
+                continue;
+            }
             let Some(spoken) = Spoken::decode(frame) else {
-                let bare = Bare::of(frame);
-                answers.extend(bare.and_then(|bare| self.listener.hear_bare(&bare)));
                 continue;
             };
             if spoken.client == listener::CLIENT {

@@ -17,7 +17,8 @@
 
 mod streams;
 
-use self::streams::{STREAMS_MAX, Streams};
+pub(crate) use self::streams::STREAMS_MAX;
+use self::streams::Streams;
 use super::Leader;
 use crate::canary::canary;
 use crate::context::Context;
@@ -86,13 +87,16 @@ impl CleanReplies {
         let ((Some(address), port), Some(cut)) = (reply.guest, reply.clean_as_of) else {
             return;
         };
-        for nic in 0..Frame::NICS_MAX as u8 {
-            let route = Route {
-                protocol: reply.protocol,
-                source: (address, port),
-                destination: reply.client,
-            };
-            self.streams.said(&route.on_nic(nic), at, reply.bytes, cut);
+        let route = Route {
+            protocol: reply.protocol,
+            source: (address, port),
+            destination: reply.client,
+        };
+        // Programs do not know NICs. Of two networks with the same addresses it is not known which is meant.
+        let nics = (0..Frame::NICS_MAX as u8).map(|nic| route.on_nic(nic));
+        let mut known = nics.filter(|route| self.streams.has(route));
+        if let (Some(route), None) = (known.next(), known.next()) {
+            self.streams.said(&route, at, reply.bytes, cut);
         }
     }
 
@@ -169,28 +173,41 @@ impl CleanReplies {
 }
 
 impl Leader {
-    /// The guest stands at the cut of a sync. Returns how many frames of its slot went out as clean.
-    pub(super) fn cut_clean(&mut self, cx: &Context, sync: SyncNo, rests: bool) -> u32 {
+    /// The guest stands at the cut of a sync. Returns how many frames of its slot went out as clean, and the connections
+    /// that the secondary has to know if it takes over with this state.
+    pub(super) fn cut_clean(
+        &mut self,
+        cx: &Context,
+        sync: SyncNo,
+        rests: bool,
+    ) -> (u32, Vec<KnownStream>) {
+        if !cx.config.policy.clean_replies {
+            // What it has heard of them does not go on.
+            self.clean.streams = Streams::default();
+        }
         let stands = rests || cx.takes_checkpoints();
         let is_known = cx.group.usable_version() >= STREAMS_VERSION;
         // One that hands over leaves nothing to be reset.
-        let is_wanted = cx.config.policy.clean_replies && self.switchover.is_none();
-        let room = match stands && is_known && is_wanted {
+        let room = match stands && is_known && self.switchover.is_none() {
             true => STREAMS_MAX.saturating_sub(self.resets.list().len()),
             false => 0,
         };
-        self.clean.cut(sync, room)
+        let clean = self.clean.cut(sync, room);
+        let list = self.resets.list().chain(self.clean.streams.list());
+        (clean, list.filter(|_| is_known).collect())
     }
 
-    /// Tells the secondary, before the end mark of a sync, of the connections that it has to know if it takes over.
-    pub(super) fn send_streams(&mut self, cx: &mut Context, to: ReplicaId, sync: SyncNo) {
-        let streams: Vec<_> = self
-            .resets
-            .list()
-            .chain(self.clean.streams.list())
-            .collect();
-        self.clean.has_early = self.clean.streams.list().any(|stream| stream.early);
-        if !streams.is_empty() && cx.group.usable_version() >= STREAMS_VERSION {
+    /// Tells the secondary, before the end mark of a sync, of the connections as they were at its cut.
+    pub(super) fn send_streams(
+        &mut self,
+        cx: &mut Context,
+        to: ReplicaId,
+        sync: SyncNo,
+        streams: Vec<KnownStream>,
+    ) {
+        let of_guest = |stream: &KnownStream| stream.early && !self.resets.has(&stream.route);
+        self.clean.has_early = streams.iter().any(of_guest);
+        if !streams.is_empty() {
             cx.send_bulk(to, Body::Streams { sync, streams });
         }
     }

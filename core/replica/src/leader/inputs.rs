@@ -28,7 +28,7 @@ impl Leader {
         if !self.serving {
             return;
         }
-        self.refuse_doomed(cx, &mut frames);
+        self.refuse_doomed(&mut frames);
         if cx.config.policy.clean_replies {
             self.clean.heard(&frames);
         }

@@ -28,14 +28,25 @@ impl Leader {
         if cx.now >= cx.group.core.lease_until() {
             return;
         }
+        let made = self.resets.take_to_clients();
+        if !made.is_empty() {
+            let slot = cx.group.sync_no.next();
+            let frames = made;
+            cx.out.push(Action::Release { slot, frames });
+        }
         let delivered = cx.group.delivered;
-        while let Some(Cleared { slot, frames, .. }) = cx.outputs.take_committed(delivered) {
+        while let Some(Cleared {
+            slot, mut frames, ..
+        }) = cx.outputs.take_committed(delivered)
+        {
+            self.resets.keep_back(&mut frames);
             cx.out.push(Action::Release { slot, frames });
         }
         self.report_released(cx);
         if self.releases_at_once(cx) && !cx.outputs.guard.is_empty() {
             let slot = cx.group.sync_no.next();
-            let frames = cx.outputs.guard.release_all();
+            let mut frames = cx.outputs.guard.release_all();
+            self.resets.keep_back(&mut frames);
             self.clean.all_left();
             cx.out.push(Action::Release { slot, frames });
         }

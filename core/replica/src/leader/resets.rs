@@ -19,7 +19,7 @@ use super::Leader;
 use crate::context::Context;
 use plover_packets::{Packet, Route, Segment, acknowledgement, macs_back, reset};
 use plover_syncvm::message::KnownStream;
-use plover_types::{Frame, Index, Micros};
+use plover_types::{Frame, Micros};
 use std::collections::BTreeMap;
 
 /// How long after the first announcement of the guest's new place the ends are asked: a switch has learnt it by then.
@@ -45,7 +45,12 @@ struct Doomed {
 #[derive(Debug, Default)]
 pub(crate) struct Resets {
     doomed: BTreeMap<Route, Doomed>,
+    /// This leader's own segments to clients, which wait for the lease.
+    to_clients: Vec<Frame>,
 }
+
+/// Segments to clients that wait, at most. Others are lost, as on any network: ends are asked again.
+const WAITING_MAX: usize = 4096;
 
 impl Resets {
     /// These are to be reset from now on.
@@ -75,6 +80,31 @@ impl Resets {
         self.doomed.values().map(|doomed| doomed.stream)
     }
 
+    /// Whether it is being reset.
+    pub fn has(&self, route: &Route) -> bool {
+        self.doomed.contains_key(route)
+    }
+
+    /// Takes out of the guest's frames those that it has sent over these connections before they were to be reset.
+    pub fn keep_back(&self, frames: &mut Vec<Frame>) {
+        if !self.doomed.is_empty() {
+            frames.retain(|frame| match Packet::of(frame) {
+                Packet::Segment(route, _) => !self.has(&route),
+                Packet::Datagram(..) => true,
+            });
+        }
+    }
+
+    /// This leader's own segments, which may leave now.
+    pub fn take_to_clients(&mut self) -> Vec<Frame> {
+        std::mem::take(&mut self.to_clients)
+    }
+
+    fn tell_clients(&mut self, frames: Vec<Frame>) {
+        let room = WAITING_MAX.saturating_sub(self.to_clients.len());
+        self.to_clients.extend(frames.into_iter().take(room));
+    }
+
     fn forget_closed(&mut self) {
         self.doomed.retain(|_, it| {
             let is_over = it.client_has_closed || it.asked >= QUESTIONS;
@@ -95,7 +125,10 @@ impl Resets {
             match segment {
                 // A client that begins anew. An old end of the guest's answers with an acknowledgement.
                 Segment { syn: Some(_), .. } => return true,
-                Segment { rst: true, .. } => doomed.client_has_closed = true,
+                // It has the number of the question that it answers. One with another number may be anybody's.
+                Segment { rst: true, seq, .. } => {
+                    doomed.client_has_closed |= seq == doomed.stream.heard;
+                }
                 Segment { ack: Some(ack), .. } => {
                     let KnownStream { route, macs, .. } = doomed.stream;
                     answers.extend(reset(route, macs, ack));
@@ -167,19 +200,20 @@ impl Resets {
 
 impl Leader {
     /// Takes out of clients' frames those that belong to a connection that is being reset.
-    pub(super) fn refuse_doomed(&mut self, cx: &mut Context, frames: &mut Vec<Frame>) {
+    pub(super) fn refuse_doomed(&mut self, frames: &mut Vec<Frame>) {
         if self.resets.doomed.is_empty() {
             return;
         }
         let answers = self.resets.take_inputs(frames);
-        self.tell_clients(cx, answers);
+        self.resets.tell_clients(answers);
         self.resets.forget_closed();
     }
 
-    /// Segments of this leader's own. They say nothing of the guest's state, and wait for the lease alone.
-    fn tell_clients(&self, cx: &mut Context, frames: Vec<Frame>) {
-        let slot = cx.group.sync_no.next();
-        cx.outputs.clear(slot, Index(0), frames);
+    /// Segments in a client's name. A leader that is about to hand over keeps none of them for the next one.
+    pub(crate) fn tell_guest(&mut self, cx: &mut Context, frames: Vec<Frame>) {
+        if self.kept_frames.is_none() {
+            self.take_frames(cx, frames);
+        }
     }
 
     /// Asks both ends of the connections that are being reset.
@@ -188,8 +222,8 @@ impl Leader {
             return;
         }
         let (clients, guest) = self.resets.due(cx.now);
-        self.tell_clients(cx, clients);
-        self.take_frames(cx, guest);
+        self.resets.tell_clients(clients);
+        self.tell_guest(cx, guest);
         self.resets.forget_closed();
     }
 

@@ -45,6 +45,7 @@ use apus::EntryKind;
 use plover_guard::HeldSlot;
 use plover_matching::Translation;
 use plover_policy::SyncReason;
+use plover_syncvm::message::KnownStream;
 use plover_syncvm::{Phase, SyncReport};
 use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed};
 
@@ -80,6 +81,8 @@ struct Cut {
     refeed: Unconsumed,
     /// The sequence-number translations that belong to the state.
     translations: Vec<Translation>,
+    /// The connections of the state that the next leader has to know.
+    streams: Vec<KnownStream>,
     /// The device state, once it is serialised.
     device: Option<Vec<u8>>,
     /// When the guest stood.
@@ -297,7 +300,7 @@ impl Leader {
         let Some((number, rests)) = self.sync.as_ref().map(|it| (it.run.sync, it.run.rests)) else {
             return;
         };
-        let clean = self.cut_clean(cx, number, rests);
+        let (clean, streams) = self.cut_clean(cx, number, rests);
         let Some(LeadSync { run, stage }) = &mut self.sync else {
             return;
         };
@@ -305,6 +308,7 @@ impl Leader {
             held: cx.outputs.guard.seal(number),
             refeed: unconsumed,
             translations: cx.guest.translator.translations(now),
+            streams,
             device: None,
             since: now,
         });

@@ -3,7 +3,7 @@
 use super::FakeGuest;
 use crate::clean::{Datagram, Told, word_of_stream};
 use crate::history::Histories;
-use crate::listener::{Bare, CLIENT};
+use crate::listener::{Bare, CLIENT, is_old};
 use crate::spoken::{CONNECTIONS_MAX, Spoken, WORD_BYTES};
 use plover_types::{Frame, Reply};
 
@@ -109,8 +109,8 @@ impl FakeGuest {
             return None;
         }
         if is_open {
-            let is_old = bare.seq != expected;
-            return is_old.then(|| self.speak_of(history, CLIENT, &[], false, histories));
+            return is_old(bare.seq, expected)
+                .then(|| self.speak_of(history, CLIENT, &[], false, histories));
         }
         let refused = Spoken {
             client: CLIENT,

@@ -24,7 +24,8 @@ use plover_syncvm::message::KnownStream;
 use plover_types::{Frame, SyncNo};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Connections of the guest that are known at most. The oldest makes room for a new one, and its replies wait from then on.
+/// Connections of the guest that are known at most. The oldest makes room for a new one, and its replies wait from then on;
+/// first one that no program has spoken of.
 pub(crate) const STREAMS_MAX: usize = 1024;
 
 /// Words of a connection that wait for their bytes or for the client to acknowledge them, at most.
@@ -51,6 +52,8 @@ struct Stream {
     macs: [u8; MACS_BYTES],
     /// The sequence number of the program's first byte.
     first: u32,
+    /// The guest has sent all bytes before this one.
+    sent: u32,
     acked: u32,
     heard: u32,
     words: VecDeque<Word>,
@@ -87,6 +90,10 @@ impl Streams {
         self.known.is_empty()
     }
 
+    pub fn has(&self, route: &Route) -> bool {
+        self.known.contains_key(route)
+    }
+
     /// A program is about to send so many bytes, of which the first is byte `at` of its connection.
     pub fn said(&mut self, route: &Route, at: u64, bytes: u32, cut: SyncNo) {
         let Some(stream) = self.known.get_mut(route) else {
@@ -98,6 +105,11 @@ impl Streams {
             return;
         }
         let from = stream.first.wrapping_add(at as u32);
+        // A later word about the same bytes is about what is sent in the end.
+        let is_apart = |word: &Word| {
+            from.wrapping_sub(word.from) >= word.bytes && word.from.wrapping_sub(from) >= bytes
+        };
+        stream.words.retain(is_apart);
         if stream.words.len() == WORDS_MAX {
             stream.words.pop_front();
         }
@@ -116,6 +128,11 @@ impl Streams {
         }
         let stream = self.known.get_mut(&route)?;
         stream.heard = segment.ack.unwrap_or(stream.heard);
+        stream.macs = macs_of(frame).unwrap_or(stream.macs);
+        let end = segment.seq.wrapping_add(segment.payload.len() as u32);
+        if is_after(end, stream.sent) {
+            stream.sent = end;
+        }
         if segment.payload.is_empty() || segment.special {
             return None;
         }
@@ -126,7 +143,8 @@ impl Streams {
 
     fn opened(&mut self, route: Route, first: u32, macs: [u8; MACS_BYTES], ack: Option<u32>) {
         if self.known.len() >= STREAMS_MAX && !self.known.contains_key(&route) {
-            let oldest = self.known.iter().min_by_key(|(_, stream)| stream.no);
+            let order = |stream: &Stream| (stream.is_spoken_of, stream.no);
+            let oldest = self.known.iter().min_by_key(|(_, stream)| order(stream));
             let oldest = oldest.map(|(route, _)| *route);
             oldest.and_then(|oldest| self.known.remove(&oldest));
         }
@@ -135,6 +153,7 @@ impl Streams {
             no: self.opened,
             macs,
             first,
+            sent: first,
             acked: first,
             heard: ack.unwrap_or_default(),
             words: VecDeque::new(),
@@ -153,7 +172,7 @@ impl Streams {
         let (Some(stream), Some(ack)) = (self.known.get_mut(route), segment.ack) else {
             return;
         };
-        if is_after(ack, stream.acked) {
+        if is_after(ack, stream.acked) && !is_after(ack, stream.sent) {
             stream.acked = ack;
             let is_open = |word: &Word| is_after(word.from.wrapping_add(word.bytes), ack);
             stream.words.retain(is_open);
@@ -191,6 +210,7 @@ impl Streams {
         self.opened(known.route, known.first, known.macs, Some(known.heard));
         if let Some(stream) = self.known.get_mut(&known.route) {
             stream.acked = known.acked;
+            stream.sent = known.acked;
             stream.is_spoken_of = true;
         }
     }

@@ -156,7 +156,7 @@ mod over_tcp {
 
     const MS: fn(u64) -> Micros = Micros::from_ms;
 
-    /// A segment from the guest: `flags` is "syn" or "ack".
+    /// A segment from the guest: `flags` is "syn", "fin" or "ack".
     fn segment(seq: u32, flags: &str, payload: &[u8]) -> Frame {
         let builder = PacketBuilder::ethernet2([2; 6], [4; 6])
             .ipv4([10, 0, 0, 2], [10, 0, 0, 9], 64)
@@ -164,6 +164,7 @@ mod over_tcp {
             .ack(70);
         let builder = match flags {
             "syn" => builder.syn(),
+            "fin" => builder.fin(),
             _ => builder,
         };
         let mut bytes = Vec::new();
@@ -195,6 +196,11 @@ mod over_tcp {
 
     /// Takes a checkpoint. Returns the connections that the secondary is told of.
     fn checkpoint(replica: &mut Replica, ms: u64) -> Vec<KnownStream> {
+        checkpoint_with(replica, ms, vec![])
+    }
+
+    /// Takes a checkpoint, and the guest sends these between the cut and the end mark.
+    fn checkpoint_with(replica: &mut Replica, ms: u64, later: Vec<Frame>) -> Vec<KnownStream> {
         let number = replica.cx.group.sync_no.next();
         apply(replica, MS(ms), Event::Outputs(vec![datagram(b"held")]));
         apply(replica, MS(ms), Event::SyncDue);
@@ -210,6 +216,7 @@ mod over_tcp {
         });
         let scanned = Event::Scanned(scan.expect("it is scanned"), PageSet::new(16));
         let mut out = apply(replica, MS(ms), scanned);
+        apply(replica, MS(ms), Event::Outputs(later));
         out.extend(apply(replica, MS(ms), Event::StateSaved(vec![1])));
         let told = out.iter().filter_map(|action| match action {
             Action::Write {
@@ -304,6 +311,47 @@ mod over_tcp {
         let one = vec![segment(5000, "ack", b"data")];
         assert_eq!(sends(&mut replica, vec![word(0, 4, 1)], one), 0);
         assert_eq!(checkpoint(&mut replica, 60).len(), 1);
+    }
+
+    /// The state of the cut has it, and clients may have got bytes over it since.
+    #[test]
+    fn a_connection_that_closes_after_the_cut_is_listed() {
+        let mut replica = opened();
+        checkpoint(&mut replica, 30);
+        let closes = vec![segment(1000, "fin", b"")];
+        assert_eq!(checkpoint_with(&mut replica, 60, closes).len(), 1);
+        assert_eq!(checkpoint(&mut replica, 90), []);
+    }
+
+    /// What was called clean before was not sent in the end.
+    #[test]
+    fn a_later_word_about_the_same_bytes_counts() {
+        let mut replica = opened();
+        checkpoint(&mut replica, 30);
+        let words = vec![word(0, 8, 1), word(4, 8, 2)];
+        assert_eq!(
+            sends(&mut replica, words, vec![segment(1000, "ack", b"data")]),
+            0
+        );
+    }
+
+    /// The next leader goes on with it, and resets nothing.
+    #[test]
+    fn a_connection_that_is_not_early_goes_on_under_the_next_leader() {
+        let mut replica = protected();
+        let versions = Versions {
+            group: STREAMS_VERSION,
+            ..Versions::OURS
+        };
+        let peer = SECONDARY;
+        apply(&mut replica, NOW, Event::Speaks { peer, versions });
+        let mut known = checkpoint(&mut opened(), 30);
+        known[0].early = false;
+        replica.leading().unwrap().0.adopt_streams(known);
+        assert_eq!(replica.leading().unwrap().0.resets.list().len(), 0);
+        assert_eq!(checkpoint(&mut replica, 30).len(), 1);
+        let one = vec![segment(1004, "ack", b"data")];
+        assert_eq!(sends(&mut replica, vec![word(4, 4, 1)], one), 1);
     }
 
     /// The secondary would have to reset connections at a planned takeover otherwise.

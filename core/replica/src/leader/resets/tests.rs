@@ -60,16 +60,15 @@ fn number(frame: &Frame) -> (u32, Option<u32>, bool) {
     }
 }
 
-/// The segments to the guest, and those to clients that wait for the lease.
+/// The segments to the guest, and this leader's own to clients, which wait for the lease.
 fn made(replica: &mut Replica, out: &[Action]) -> [Vec<(u32, Option<u32>, bool)>; 2] {
     let fed = out.iter().filter_map(|action| match action {
         Action::Feed(frames) => Some(frames.iter().map(number)),
         _ => None,
     });
     let fed = fed.flatten().collect();
-    let cleared = replica.cx.outputs.cleared.drain(..);
-    let told = cleared.flat_map(|it| it.frames).map(|frame| number(&frame));
-    [fed, told.collect()]
+    let told = replica.leading().unwrap().0.resets.take_to_clients();
+    [fed, told.iter().map(number).collect()]
 }
 
 fn happens(replica: &mut Replica, ms: u64, event: Event) -> [Vec<(u32, Option<u32>, bool)>; 2] {
@@ -110,8 +109,11 @@ fn both_ends_are_asked_for_their_numbers_and_reset_by_them() {
     assert_eq!((asked[0].len(), asked[1].len()), (1, 1));
     let outputs = Event::Outputs(vec![of_guest(1000, "rst")]);
     assert_eq!(happens(&mut replica, 301, outputs), [vec![], vec![]]);
+    let forged = Event::Frames(vec![of_client(71, "rst")]);
+    assert_eq!(happens(&mut replica, 302, forged), [vec![], vec![]]);
+    assert_eq!(replica.leading().unwrap().0.resets.list().len(), 1);
     let frames = Event::Frames(vec![of_client(70, "rst")]);
-    assert_eq!(happens(&mut replica, 302, frames), [vec![], vec![]]);
+    assert_eq!(happens(&mut replica, 303, frames), [vec![], vec![]]);
     assert_eq!(replica.leading().unwrap().0.resets.list().len(), 0);
 }
 
@@ -144,4 +146,25 @@ fn a_client_that_does_not_answer_is_asked_more_and_more_rarely() {
     happens(&mut replica, 400_001, outputs);
     happens(&mut replica, 500_000, Event::Tick);
     assert_eq!(replica.leading().unwrap().0.resets.list().len(), 0);
+}
+
+/// Its guest has sent them as a secondary's, or before this replica lost the lead for a moment.
+#[test]
+fn what_the_guest_sent_before_stays_here() {
+    let mut replica = taken_over();
+    let resets = &mut replica.leading().unwrap().0.resets;
+    let other = segment(GUEST, ([10, 0, 0, 8], 4000), 1, "ack 1", b"other");
+    let mut frames = vec![of_guest(900, "ack 75"), other.clone()];
+    resets.keep_back(&mut frames);
+    assert_eq!(frames, [other]);
+}
+
+/// The next leader would take them for the client's.
+#[test]
+fn a_leader_that_is_about_to_hand_over_keeps_no_segments_of_its_own() {
+    let mut replica = taken_over();
+    replica.leading().unwrap().0.kept_frames = Some(Vec::new());
+    happens(&mut replica, 1, Event::Tick);
+    let kept = replica.leading().unwrap().0.kept_frames.clone();
+    assert_eq!(kept, Some(Vec::new()));
 }

@@ -136,7 +136,7 @@ impl Leader {
         if self.partner == Some(run.peer) {
             cx.tell_reset_pages(run.peer);
         }
-        self.send_streams(cx, run.peer, number);
+        self.send_streams(cx, run.peer, number, cut.streams);
         let end = Body::End {
             sync: number,
             chunks,
