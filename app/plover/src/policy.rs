@@ -20,7 +20,8 @@ const SEMI_ABOUT: &str = "  \
 
 /// The description of clean replies.
 const CLEAN_ABOUT: &str = "  \
-  Datagrams that programs in the guest call clean, because the last sync explains them, leave at once.";
+  Replies that programs in the guest call clean, because the last sync explains them, leave at once. Over TCP they
+  do where the secondary's guest stands, and a takeover resets these connections.";
 
 /// Runs one of the commands.
 pub fn run(command: PolicyCommand) -> Result<ExitCode> {

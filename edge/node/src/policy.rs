@@ -116,8 +116,8 @@ pub struct PolicyConfig {
     /// With `sync = "mismatch"`: whether the secondary's guest gets an input only when it has sent as much as
     /// the leader's had (default true; false with `input = "per-connection"`).
     pub paced: Option<bool>,
-    /// Whether replies that programs in the guest call clean leave before the sync that ends their slot
-    /// ([Clean replies](policies.md#clean-replies); default: the policy's).
+    /// Whether replies that programs in the guest call clean leave before the sync that ends their slot. Over TCP a
+    /// takeover resets their connections ([Clean replies](policies.md#clean-replies); default: the policy's).
     pub clean_replies: Option<bool>,
     /// Whether outputs go out or are held while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,

@@ -181,10 +181,6 @@ impl Leader {
         sync: SyncNo,
         rests: bool,
     ) -> (u32, Vec<KnownStream>) {
-        if !cx.config.policy.clean_replies {
-            // What it has heard of them does not go on.
-            self.clean.streams = Streams::default();
-        }
         let stands = rests || cx.takes_checkpoints();
         let is_known = cx.group.usable_version() >= STREAMS_VERSION;
         // One that hands over leaves nothing to be reset.
