@@ -146,7 +146,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
     find_all();
     enum socket_kind kind = before_send(fd, message, &after);
     ssize_t count = real_sendmsg(fd, message, flags);
-    after_send(fd, kind, message, count, &after);
+    after_send(fd, kind, count, &after);
     return count;
 }
 

@@ -103,8 +103,6 @@ struct stream {
 
     bool counted;   /* accept() was seen */
     uint64_t taken; /* bytes that the connection has taken since */
-    /* The last message was not taken whole. So many bytes of it come again, and were followed. */
-    uint64_t owed;
 };
 /* Each is made when its descriptor is first used, and stays. */
 static struct stream *streams[DESCRIPTORS];
@@ -236,8 +234,8 @@ static void before_stream_send(int fd, const struct msghdr *message, struct requ
         return;
     }
     struct stream *stream = stream_of(fd);
-    uint64_t bytes = bytes_of(message);
-    if (!stream || bytes <= stream->owed || stream->stage == BETWEEN)
+    /* Between commands it is the rest of a message that was not taken whole, and was reported whole. */
+    if (!stream || stream->stage == BETWEEN)
         return;
     if (stream->stage != ASKED || stream->request.kind != READ) {
         /* A command that is refused before all its data has come: what follows may be anything. */
@@ -249,21 +247,19 @@ static void before_stream_send(int fd, const struct msghdr *message, struct requ
         return;
     }
     *after = stream->request;
-    bool found = reply_follow(after, message->msg_iov, message->msg_iovlen, stream->owed);
+    bool found = reply_follow(after, message->msg_iov, message->msg_iovlen, 0);
     uint64_t cut = clean_cut(after, found);
     if (stream->counted)
-        plover_clean_report_stream(fd, stream->taken + stream->owed, bytes - stream->owed, cut);
+        plover_clean_report_stream(fd, stream->taken, bytes_of(message), cut);
 }
 
-static void stream_sent(int fd, const struct msghdr *message, ssize_t count, const struct request *after)
+static void stream_sent(int fd, ssize_t count, const struct request *after)
 {
     struct stream *stream = stream_of(fd);
     if (!stream)
         return;
-    uint64_t bytes = bytes_of(message), taken = count > 0 ? (uint64_t)count : 0;
-    uint64_t followed = bytes > stream->owed ? bytes : stream->owed;
-    stream->owed = followed > taken ? followed - taken : 0;
-    stream->taken += taken;
+    if (count > 0)
+        stream->taken += (uint64_t)count;
     if (after->keys && stream->stage == ASKED) {
         stream->request = *after;
         if (after->done || after->failed)
@@ -468,13 +464,13 @@ enum socket_kind before_send(int fd, const struct msghdr *message, struct reques
     return kind;
 }
 
-void after_send(int fd, enum socket_kind kind, const struct msghdr *message, ssize_t count, const struct request *after)
+void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after)
 {
     int error = errno;
     if (kind == DATAGRAMS && count >= 0)
         datagram_sent(fd, after);
     if (kind == STREAM)
-        stream_sent(fd, message, count, after);
+        stream_sent(fd, count, after);
     errno = error;
 }
 

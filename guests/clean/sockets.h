@@ -15,7 +15,8 @@
  *
  * This is right for a program that, like memcached,
  * - executes all that it has read from a socket before it reads the socket again. One exception is known:
- *   it may read on at once if the last read filled its buffer. So after such a read, the next one ends nothing.
+ *   it may read on at once if the last read filled its buffer. So after such a read, the next one ends nothing; but if that was
+ *   the data of a write over TCP, which memcached 1.6 reads straight into its place.
  * - uses each descriptor by one thread, and reads one datagram at a time.
  * - changes an item in place only if no reply refers to it.
  *
@@ -46,7 +47,7 @@ void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count,
 
 /* Around each call that sends. `after` is what is known of the reply once it is sent. */
 enum socket_kind before_send(int fd, const struct msghdr *message, struct request *after);
-void after_send(int fd, enum socket_kind kind, const struct msghdr *message, ssize_t count, const struct request *after);
+void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after);
 
 void before_close(int fd);
 /* After each call that accepts. */

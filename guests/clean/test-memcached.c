@@ -454,8 +454,8 @@ static void a_get_over_tcp_is_clean_from_the_cut_after_the_write(void)
     CHECK(is_clean(ask_tcp(&tcp, "get a\r\n", "END\r\n"), "VALUE a"));
 
     /* Data of a command that is not known may look like a command. */
-    say_tcp(tcp.fd, "ms a 7\r\n", NULL);
-    say_tcp(tcp.fd, "get a\r\n\r\n", "HD");
+    say_tcp(tcp.fd, "ms a 5\r\n", NULL);
+    say_tcp(tcp.fd, "get a\r\n", "HD");
     CHECK(is_dirty(ask("get b\r\n"), "VALUE b"));
     close(tcp.fd);
     usleep(100000);

@@ -6,7 +6,7 @@
 //! | `packet` | reads a frame as a TCP segment or as a datagram of a flow | comparing outputs, byte counts |
 //! | `connections` | puts the frames of each connection next to each other | inputs ordered by connection only |
 //! | `tcp_head` | reads a TCP header and moves its sequence numbers and timestamps | sequence-number translation |
-//! | `made` | makes segments without data | ending connections after a takeover |
+//! | `made` | makes segments without data of a stream | ending connections after a takeover |
 //! | `options` | walks the options of a TCP header | the two above |
 //!
 //! No bytes make it panic: frames come from guests and from clients. What cannot be read as IP is a
@@ -31,6 +31,6 @@ mod packet;
 mod tcp_head;
 
 pub use connections::by_connection;
-pub use made::{MACS_BYTES, acknowledgement, macs_back, macs_of, reset};
+pub use made::{MACS_BYTES, acknowledgement, macs_back, macs_of, question, reset};
 pub use packet::{FlowKey, Packet, Route, Segment, Syn, payload_bytes};
 pub use tcp_head::TcpHead;

@@ -1,4 +1,4 @@
-//! Segments of TCP that are made here: such as either end of a connection might send, without data.
+//! Segments of TCP that are made here: such as either end of a connection might send, without data of a stream.
 
 use crate::packet::{ETHERNET_BYTES, Route};
 use core::net::IpAddr;
@@ -29,24 +29,37 @@ pub fn macs_back(macs: [u8; MACS_BYTES]) -> [u8; MACS_BYTES] {
     back
 }
 
-/// An acknowledgement of all bytes before `ack`, with the sequence number `seq`.
+/// A question for the number that a receiver expects next, to which it has acknowledged all bytes before `acked`: a byte
+/// before that one, and an acknowledgement of all bytes before `ack`.
 ///
-/// A receiver answers one whose number is outside its window with the number that it expects (RFC 9293 §3.10.7.4), as
-/// it answers a keep-alive.
+/// A receiver drops the old byte, and answers with the number that it expects (RFC 9293 §3.10.7.4), as it answers a keep-alive.
+///
+/// Returns `None` if the route is none of TCP.
+pub fn question(route: Route, macs: [u8; MACS_BYTES], acked: u32, ack: u32) -> Option<Frame> {
+    make(route, macs, acked.wrapping_sub(2), Some(ack), &[0])
+}
+
+/// An acknowledgement of all bytes before `ack`, with the sequence number `seq`.
 ///
 /// Returns `None` if the route is none of TCP.
 pub fn acknowledgement(route: Route, macs: [u8; MACS_BYTES], seq: u32, ack: u32) -> Option<Frame> {
-    make(route, macs, seq, Some(ack))
+    make(route, macs, seq, Some(ack), &[])
 }
 
 /// A reset. A receiver takes it only if `seq` is the number that it expects (RFC 5961 §3.2).
 ///
 /// Returns `None` if the route is none of TCP.
 pub fn reset(route: Route, macs: [u8; MACS_BYTES], seq: u32) -> Option<Frame> {
-    make(route, macs, seq, None)
+    make(route, macs, seq, None, &[])
 }
 
-fn make(route: Route, macs: [u8; MACS_BYTES], seq: u32, ack: Option<u32>) -> Option<Frame> {
+fn make(
+    route: Route,
+    macs: [u8; MACS_BYTES],
+    seq: u32,
+    ack: Option<u32>,
+    data: &[u8],
+) -> Option<Frame> {
     let (to, from) = macs.split_at(MACS_BYTES / 2);
     let ethernet = PacketBuilder::ethernet2(from.try_into().ok()?, to.try_into().ok()?);
     let (source, destination) = (route.source, route.destination);
@@ -61,13 +74,13 @@ fn make(route: Route, macs: [u8; MACS_BYTES], seq: u32, ack: Option<u32>) -> Opt
     let window = if ack.is_some() { WINDOW } else { 0 };
     let segment = ip.tcp(source.1, destination.1, seq, window);
     let segment = match ack {
-        // Where timestamps are in use, a receiver may drop a segment without one, and answers one that is old
-        // (RFC 7323 §3.2, §5.3). Where they are not, it passes over it.
+        // Where timestamps are in use, a receiver may drop a segment without one, and answers one with data whose own
+        // is old (RFC 7323 §3.2, §5.3). Where they are not, it passes over it.
         Some(ack) => segment.ack(ack).options(&[OLD_STAMP]).ok()?,
         None => segment.rst(),
     };
-    let mut bytes = Vec::with_capacity(ETHERNET_BYTES + segment.size(0));
-    segment.write(&mut bytes, &[]).ok()?;
+    let mut bytes = Vec::with_capacity(ETHERNET_BYTES + segment.size(data.len()));
+    segment.write(&mut bytes, data).ok()?;
     Some(Frame(bytes).on_nic(route.nic()))
 }
 
@@ -92,10 +105,11 @@ mod tests {
     fn made_segments_say_what_was_meant() {
         for route in routes() {
             let frames = [
-                (acknowledgement(route, MACS, 7, 9), Some(9), false),
-                (reset(route, MACS, 7), None, true),
+                (acknowledgement(route, MACS, 7, 9), Some(9), false, &[][..]),
+                (question(route, MACS, 9, 9), Some(9), false, &[0]),
+                (reset(route, MACS, 7), None, true, &[]),
             ];
-            for (frame, ack, rst) in frames {
+            for (frame, ack, rst, payload) in frames {
                 let frame = frame.unwrap();
                 assert_eq!((macs_of(&frame), frame.nic()), (Some(MACS), 1));
                 let expected = Segment {
@@ -105,7 +119,7 @@ mod tests {
                     fin: false,
                     rst,
                     special: false,
-                    payload: &[],
+                    payload,
                 };
                 assert_eq!(Packet::of(&frame), Packet::Segment(route, expected));
                 let packet = SlicedPacket::from_ethernet(frame.ethernet()).unwrap();

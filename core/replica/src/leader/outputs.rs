@@ -40,7 +40,9 @@ impl Leader {
         }) = cx.outputs.take_committed(delivered)
         {
             self.resets.keep_back(&mut frames);
-            cx.out.push(Action::Release { slot, frames });
+            if !frames.is_empty() {
+                cx.out.push(Action::Release { slot, frames });
+            }
         }
         self.report_released(cx);
         if self.releases_at_once(cx) && !cx.outputs.guard.is_empty() {
@@ -48,7 +50,9 @@ impl Leader {
             let mut frames = cx.outputs.guard.release_all();
             self.resets.keep_back(&mut frames);
             self.clean.all_left();
-            cx.out.push(Action::Release { slot, frames });
+            if !frames.is_empty() {
+                cx.out.push(Action::Release { slot, frames });
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  client                       this leader                         its guest
-//!  ◀── ACK, an old number ───── tick ──── ACK, an old number ─────▶
+//!  ◀── an old byte ──────────── tick ─────────── an old byte ─────▶
 //!  ─── ACK of n ───────────────▶          ◀─────────────── ACK of m ───
 //!  ◀── RST, number n ──────────                 RST, number m ────▶
 //! ```
@@ -17,7 +17,7 @@
 
 use super::Leader;
 use crate::context::Context;
-use plover_packets::{Packet, Route, Segment, acknowledgement, macs_back, reset};
+use plover_packets::{Packet, Route, Segment, macs_back, question, reset};
 use plover_syncvm::message::KnownStream;
 use plover_types::{Frame, Micros};
 use std::collections::BTreeMap;
@@ -177,13 +177,12 @@ impl Resets {
                 heard,
                 ..
             } = doomed.stream;
-            let before = |number: u32| number.wrapping_sub(1);
             if !doomed.client_has_closed {
-                clients.extend(acknowledgement(route, macs, before(acked), heard));
+                clients.extend(question(route, macs, acked, heard));
             }
             if !doomed.guest_has_closed {
                 let back = (route.back(), macs_back(macs));
-                guest.extend(acknowledgement(back.0, back.1, before(heard), acked));
+                guest.extend(question(back.0, back.1, heard, acked));
             }
             let pause = PAUSE.0 << doomed.asked.min(16);
             doomed.ask_at = now + Micros(pause).min(PAUSE_MAX);

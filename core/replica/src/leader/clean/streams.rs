@@ -25,7 +25,7 @@ use plover_types::{Frame, SyncNo};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Connections of the guest that are known at most. The oldest makes room for a new one, and its replies wait from then on;
-/// first one that no program has spoken of.
+/// first one that no program has spoken of, as long as these are a quarter.
 pub(crate) const STREAMS_MAX: usize = 1024;
 
 /// Words of a connection that wait for their bytes or for the client to acknowledge them, at most.
@@ -143,7 +143,9 @@ impl Streams {
 
     fn opened(&mut self, route: Route, first: u32, macs: [u8; MACS_BYTES], ack: Option<u32>) {
         if self.known.len() >= STREAMS_MAX && !self.known.contains_key(&route) {
-            let order = |stream: &Stream| (stream.is_spoken_of, stream.no);
+            let spoken_of = self.known.values().filter(|it| it.is_spoken_of).count();
+            let keeps = |stream: &Stream| stream.is_spoken_of && spoken_of <= STREAMS_MAX / 4 * 3;
+            let order = |stream: &Stream| (keeps(stream), stream.no);
             let oldest = self.known.iter().min_by_key(|(_, stream)| order(stream));
             let oldest = oldest.map(|(route, _)| *route);
             oldest.and_then(|oldest| self.known.remove(&oldest));

@@ -87,8 +87,8 @@ fn taken_over() -> Replica {
 fn both_ends_are_asked_for_their_numbers_and_reset_by_them() {
     let mut replica = taken_over();
     let asked = happens(&mut replica, 1, Event::Tick);
-    assert_eq!(asked[0], [(69, Some(1000), false)]);
-    assert_eq!(asked[1], [(999, Some(70), false)]);
+    assert_eq!(asked[0], [(68, Some(1000), false)]);
+    assert_eq!(asked[1], [(998, Some(70), false)]);
 
     let [fed, told] = happens(
         &mut replica,
