@@ -21,14 +21,18 @@
  *     plover_clean_report(fd, client, parts, count, cut);
  *     sendmsg(fd, ...);                           // the same bytes
  *
- * One that answers over TCP counts the bytes that each connection has taken since accept(), and calls
- * plover_clean_report_stream(fd, sent, bytes, cut) instead.
+ * One that answers over TCP counts for each connection what all calls that send on it have returned since
+ * accept(), dirty bytes included (with TLS, the encrypted bytes), and before it sends clean bytes it calls
+ *
+ *     plover_clean_report_stream(fd, sent, bytes, cut);
+ *
+ * One thread at a time reports and sends on a connection.
  *
  * Rules that make it right:
  *
  * 1. UDP: report every datagram of the socket, before it is sent, clean (the cut) or dirty (0). The host
  *    takes an equal dirty record as a veto. TCP: bytes that nobody reports are dirty. If the connection
- *    takes fewer bytes than were reported, the next ones must be the rest of these.
+ *    takes fewer bytes than were reported, the next ones must be the rest of these, which need no report.
  * 2. A reply that depends on something being absent is dirty, unless its absence has a key of its own.
  * 3. Data that is written without a word about it makes replies wrong. If a write cannot be named, use
  *    plover_clean_begin_all() and plover_clean_end_all(): all replies are dirty until the next cut.

@@ -2,7 +2,7 @@
  * replies are clean.
  *
  *     read from a socket                what is in progress      until
- *     get, gets (always dirty)          nothing
+ *     get; gets, whose reply is dirty   nothing
  *     set, incr, delete ...             a write of its key       its reply is sent, or *
  *     one other line                    a write of everything    its reply is sent, or *
  *     anything else                     a write of everything    *
