@@ -79,7 +79,8 @@ fn table() -> String {
             policy.sent.name(),
             policy.release.name()
         );
-        let _ = writeln!(text, "{row}");
+        let clean = if policy.clean_replies { ", clean" } else { "" };
+        let _ = writeln!(text, "{row}{clean}");
     }
     let _ = writeln!(text, "{:<15} {NONE_ABOUT}", "none");
     let _ = writeln!(text);
@@ -89,7 +90,7 @@ fn table() -> String {
     let of_pairs: Vec<&str> = of_pairs.map(|preset| preset.name).collect();
     let _ = writeln!(
         text,
-        "with two replicas, which can split: {}\nwith two replicas and group.fencing: all",
+        "with two replicas, which can split:\n  {}\nwith two replicas and group.fencing: all",
         of_pairs.join(", ")
     );
     let _ = writeln!(text, "{} is the default", DEFAULT.name);
