@@ -275,7 +275,7 @@ fn a_leader_without_a_tap_is_caught() {
 /// A leader whose predecessor stays in step answers clients although that one may have to lead again.
 #[test]
 fn a_leader_that_serves_before_its_predecessor_is_in_step_is_caught() {
-    catches(&with(Canary::ServeAlone), 400, &["external_consistency"]);
+    catches(&with(Canary::ServeAlone), 2000, &["external_consistency"]);
 }
 
 /// The outputs of the slot with which a joiner replaces the secondary go out before the log names the joiner.

@@ -15,6 +15,7 @@ use crate::{Completion, Options, Recovered, Store};
 use apus::{Durability, DurableState, Entry, EntryKind};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -35,10 +36,14 @@ pub(crate) struct Files(BTreeMap<String, Vec<u8>>);
 
 impl Files {
     pub fn of(dir: &Path) -> Self {
-        let files = std::fs::read_dir(dir).unwrap().map(|file| {
+        let files = std::fs::read_dir(dir).unwrap().filter_map(|file| {
             let file = file.unwrap();
             let name = file.file_name().into_string().unwrap();
-            (name, std::fs::read(file.path()).unwrap())
+            match std::fs::read(file.path()) {
+                // The store renames and removes files meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                read => Some((name, read.unwrap())),
+            }
         });
         Self(files.collect())
     }
