@@ -89,8 +89,8 @@ fn checkpoint_with(replica: &mut Replica, ms: u64, later: Vec<Frame>) -> Vec<Kno
     told
 }
 
-/// The guest has opened a connection from byte 1000 on, and a program has spoken of it.
-fn opened() -> Replica {
+/// A protected leader whose peers all know the connections' message.
+fn of_this_release() -> Replica {
     let mut replica = protected();
     let versions = Versions {
         group: STREAMS_VERSION,
@@ -98,6 +98,12 @@ fn opened() -> Replica {
     };
     let peer = SECONDARY;
     apply(&mut replica, NOW, Event::Speaks { peer, versions });
+    replica
+}
+
+/// The guest has opened a connection from byte 1000 on, and a program has spoken of it.
+fn opened() -> Replica {
+    let mut replica = of_this_release();
     sends(&mut replica, vec![], vec![segment(999, "syn", b"")]);
     let early = sends(&mut replica, vec![word(0, 4, 0)], vec![]);
     assert_eq!(early, 0);
@@ -188,13 +194,7 @@ fn a_later_word_about_the_same_bytes_counts() {
 /// The next leader goes on with it, and resets nothing.
 #[test]
 fn a_connection_that_is_not_early_goes_on_under_the_next_leader() {
-    let mut replica = protected();
-    let versions = Versions {
-        group: STREAMS_VERSION,
-        ..Versions::OURS
-    };
-    let peer = SECONDARY;
-    apply(&mut replica, NOW, Event::Speaks { peer, versions });
+    let mut replica = of_this_release();
     let mut known = checkpoint(&mut opened(), 30);
     known[0].early = false;
     replica.leading().unwrap().0.adopt_streams(known);
