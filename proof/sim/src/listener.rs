@@ -60,7 +60,7 @@ pub fn is_old(seq: u32, expected: u32) -> bool {
 pub struct Listener {
     connection: Option<u8>,
     is_open: bool,
-    /// What it expects next.
+    /// The number that it expects next.
     next: u32,
     segments: u64,
     /// Its connection was reset since this was last asked.

@@ -194,7 +194,7 @@ impl Streams {
         }
     }
 
-    /// What the next leader has to know of them.
+    /// Those that a next leader has to know, as they are now.
     pub fn list(&self) -> impl Iterator<Item = KnownStream> + '_ {
         let spoken_of = self.known.iter().filter(|(_, stream)| stream.is_spoken_of);
         spoken_of.map(|(route, stream)| KnownStream {

@@ -17,7 +17,7 @@ struct Group {
     away: Option<ReplicaId>,
     /// The last answer of the disk that hangs.
     held: Option<Event>,
-    /// What the leader's disk, which is slow, has still to store.
+    /// The entries that the leader's slow disk has still to store.
     queue: Option<VecDeque<Event>>,
     notes: Vec<Note>,
 }

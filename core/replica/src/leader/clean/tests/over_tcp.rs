@@ -179,7 +179,7 @@ fn a_connection_that_closes_after_the_cut_is_listed() {
     assert_eq!(checkpoint(&mut replica, 90), []);
 }
 
-/// What was called clean before was not sent in the end.
+/// The bytes that were called clean first were not sent in the end.
 #[test]
 fn a_later_word_about_the_same_bytes_counts() {
     let mut replica = opened();
