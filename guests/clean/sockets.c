@@ -94,7 +94,6 @@ enum stage {
 
 struct stream {
     enum stage stage;
-    bool all_begun; /* the command is a write of everything */
     char line[LINE_MAX_BYTES];
     size_t line_count;
     uint64_t data_left;
@@ -120,9 +119,6 @@ static void end_command(struct stream *stream)
 {
     if ((stream->stage == DATA || stream->stage == ASKED) && stream->request.kind == WRITE)
         plover_clean_end(stream->request.key[0]);
-    if (stream->all_begun)
-        plover_clean_end_all();
-    stream->all_begun = false;
     stream->stage = BETWEEN;
     stream->line_count = 0;
 }
@@ -238,12 +234,12 @@ static void before_stream_send(int fd, const struct msghdr *message, struct requ
     if (!stream || stream->stage == BETWEEN)
         return;
     if (stream->stage != ASKED || stream->request.kind != READ) {
-        /* A command that is refused before all its data has come: what follows may be anything. */
-        bool refused = stream->stage != ASKED;
-        if (refused)
+        if (stream->stage != ASKED) {
+            /* A command that is refused before all its data has come: what follows may be anything. */
             foreign_read(fd, "", 0);
+            set(fd, FOREIGN, true);
+        }
         end_command(stream);
-        set(fd, FOREIGN, refused);
         return;
     }
     *after = stream->request;

@@ -24,8 +24,8 @@
 //! | segmentation, window, timestamps, SACK, PSH, ECN, checksum, IP header but the addresses | ignored |
 
 use crate::matcher::Difference;
-use crate::side::{Reset, Side, before};
-use plover_packets::{Segment, Syn};
+use crate::side::{Reset, Side};
+use plover_packets::{Segment, Syn, before};
 use plover_types::OutputNo;
 use std::collections::VecDeque;
 

@@ -1,13 +1,8 @@
 //! The bytes of one TCP connection that one of the two guests has sent.
 
 use crate::matcher::Difference;
-use plover_packets::{Segment, Syn};
+use plover_packets::{Segment, Syn, before};
 use std::collections::VecDeque;
-
-/// Whether `a` lies before `b`; sequence numbers wrap around (RFC 9293 §3.4).
-pub(crate) fn before(a: u32, b: u32) -> bool {
-    (a.wrapping_sub(b) as i32) < 0
-}
 
 /// The numbers that tell one RST from another: its sequence and acknowledgement number.
 pub(crate) type Reset = (u32, Option<u32>);

@@ -31,6 +31,6 @@ mod packet;
 mod tcp_head;
 
 pub use connections::by_connection;
-pub use made::{MACS_BYTES, acknowledgement, macs_back, macs_of, question, reset};
-pub use packet::{FlowKey, Packet, Route, Segment, Syn, payload_bytes};
+pub use made::{MACS_BYTES, macs_back, macs_of, question, reset};
+pub use packet::{FlowKey, Packet, Route, Segment, Syn, before, payload_bytes};
 pub use tcp_head::TcpHead;

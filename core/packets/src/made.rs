@@ -39,13 +39,6 @@ pub fn question(route: Route, macs: [u8; MACS_BYTES], acked: u32, ack: u32) -> O
     make(route, macs, acked.wrapping_sub(2), Some(ack), &[0])
 }
 
-/// An acknowledgement of all bytes before `ack`, with the sequence number `seq`.
-///
-/// Returns `None` if the route is none of TCP.
-pub fn acknowledgement(route: Route, macs: [u8; MACS_BYTES], seq: u32, ack: u32) -> Option<Frame> {
-    make(route, macs, seq, Some(ack), &[])
-}
-
 /// A reset. A receiver takes it only if `seq` is the number that it expects (RFC 5961 §3.2).
 ///
 /// Returns `None` if the route is none of TCP.
@@ -105,8 +98,7 @@ mod tests {
     fn made_segments_say_what_was_meant() {
         for route in routes() {
             let frames = [
-                (acknowledgement(route, MACS, 7, 9), Some(9), false, &[][..]),
-                (question(route, MACS, 9, 9), Some(9), false, &[0]),
+                (question(route, MACS, 9, 9), Some(9), false, &[0][..]),
                 (reset(route, MACS, 7), None, true, &[]),
             ];
             for (frame, ack, rst, payload) in frames {

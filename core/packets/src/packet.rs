@@ -80,6 +80,11 @@ pub enum FlowKey {
     Ip(Route),
 }
 
+/// Whether the sequence number `a` lies before `b`; they wrap around (RFC 9293 §3.4).
+pub fn before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+
 /// One frame, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet<'a> {

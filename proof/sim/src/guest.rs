@@ -247,12 +247,7 @@ impl FakeGuest {
             if self.rng.chance(0.05) {
                 let word = self.devices.ticks as u32;
                 self.write_disks(self.devices.history);
-                let connection = match self.devices.streams.get(&OWN_ACCORD) {
-                    Some(stream) => stream
-                        .connection
-                        .map_or(0, |newest| newest + u8::from(!stream.is_open)),
-                    None => 0,
-                };
+                let connection = self.connection_to(OWN_ACCORD);
                 sent.extend(self.open(OWN_ACCORD, connection, histories));
                 sent.push(self.say(OWN_ACCORD, &[word], histories));
             }
@@ -280,7 +275,9 @@ impl FakeGuest {
         let stream = self.devices.streams.entry(client).or_default();
         stream.heard += 1;
         if !stream.is_open && stream.connection >= Some(request.connection) {
-            return vec![self.refuse(&request, answered, histories)];
+            let ack = answered.map_or(0, |answered| answered.ack);
+            let history = self.devices.history;
+            return vec![self.refuse((client, request.connection), ack, history, histories)];
         }
         let opened = self.open(client, request.connection, histories);
         let mut sent: Vec<_> = opened.into_iter().collect();
@@ -322,6 +319,14 @@ impl FakeGuest {
         }
     }
 
+    /// The connection over which the guest speaks to a client without being asked: the newest, or the one after it.
+    fn connection_to(&self, client: u8) -> u8 {
+        let stream = self.devices.streams.get(&client);
+        let stream = stream.copied().unwrap_or_default();
+        let newest = stream.connection;
+        newest.map_or(0, |newest| newest + u8::from(!stream.is_open))
+    }
+
     /// Opens a connection that a client has asked for. Its first number is drawn anew.
     fn open(&mut self, client: u8, connection: u8, histories: &mut Histories) -> Option<Frame> {
         let first = self.rng.word() as u32;
@@ -337,25 +342,26 @@ impl FakeGuest {
         Some(self.speak(client, &[], true, histories))
     }
 
-    /// A frame of a connection that a reset has made it forget is answered by an RST.
+    /// A frame of a client's connection that a reset has made it forget is answered by an RST, which this history explains.
     fn refuse(
         &mut self,
-        request: &Request,
-        answered: Option<Answered>,
+        (client, connection): (u8, u8),
+        ack: u32,
+        history: u64,
         histories: &mut Histories,
     ) -> Frame {
-        let stream = self.devices.streams.entry(request.client).or_default();
+        let stream = self.devices.streams.entry(client).or_default();
         let spoken = Spoken {
-            client: request.client,
-            connection: request.connection,
+            client,
+            connection,
             opens: false,
             resets: true,
-            seq: answered.map_or(0, |answered| answered.ack),
+            seq: ack,
             clock: 0,
             place: stream.place,
             heard: stream.heard,
             words: Vec::new(),
-            history: self.devices.history,
+            history,
         };
         histories.speak(&spoken);
         spoken.encode()

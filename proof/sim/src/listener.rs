@@ -2,7 +2,8 @@
 //! words: those that a leader makes to end such a connection, and the answers to them.
 
 use crate::spoken::{CLIENTS, GUEST, Spoken, port};
-use plover_packets::{MACS_BYTES, Packet, Route, acknowledgement, reset};
+use etherparse::PacketBuilder;
+use plover_packets::{MACS_BYTES, Packet, Route, reset};
 use plover_types::Frame;
 
 /// The client of the stream.
@@ -123,9 +124,20 @@ impl Listener {
 
     fn answer(&self) -> Option<Frame> {
         match self.is_open {
-            true => acknowledgement(self.route()?, MACS, 0, self.next),
+            true => self.acknowledges(),
             false => reset(self.route()?, MACS, 0),
         }
+    }
+
+    fn acknowledges(&self) -> Option<Frame> {
+        let mut bytes = Vec::new();
+        PacketBuilder::ethernet2([4, 0, 0, 0, 0, CLIENT], [2; 6])
+            .ipv4(CLIENTS, GUEST, 64)
+            .tcp(port(CLIENT, self.connection?), GUEST_PORT, 0, 1000)
+            .ack(self.next)
+            .write(&mut bytes, &[])
+            .expect("a vector takes it");
+        Some(Frame(bytes))
     }
 
     /// Whether its connection was reset since this was last asked.

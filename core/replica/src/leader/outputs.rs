@@ -4,10 +4,9 @@ use super::Leader;
 use crate::api::Action;
 use crate::canary::canary;
 use crate::context::Context;
-use crate::outputs::Cleared;
 use plover_guard::HeldSlot;
 use plover_policy::UnprotectedOutput;
-use plover_types::Index;
+use plover_types::{Frame, Index, SyncNo};
 
 impl Leader {
     /// The slot's syncvm is acknowledged: its outputs may go as soon as the lease allows.
@@ -28,31 +27,20 @@ impl Leader {
         if cx.now >= cx.group.core.lease_until() {
             return;
         }
-        let made = self.resets.take_to_clients();
-        if !made.is_empty() {
-            let slot = cx.group.sync_no.next();
-            let frames = made;
-            cx.out.push(Action::Release { slot, frames });
-        }
+        release(cx, cx.group.sync_no.next(), self.resets.take_to_clients());
         let delivered = cx.group.delivered;
-        while let Some(Cleared {
-            slot, mut frames, ..
-        }) = cx.outputs.take_committed(delivered)
-        {
-            self.resets.keep_back(&mut frames);
-            if !frames.is_empty() {
-                cx.out.push(Action::Release { slot, frames });
-            }
+        while let Some(cleared) = cx.outputs.take_committed(delivered) {
+            release(cx, cleared.slot, self.resets.without_doomed(cleared.frames));
         }
         self.report_released(cx);
         if self.releases_at_once(cx) && !cx.outputs.guard.is_empty() {
-            let slot = cx.group.sync_no.next();
-            let mut frames = cx.outputs.guard.release_all();
-            self.resets.keep_back(&mut frames);
+            let frames = cx.outputs.guard.release_all();
             self.clean.all_left();
-            if !frames.is_empty() {
-                cx.out.push(Action::Release { slot, frames });
-            }
+            release(
+                cx,
+                cx.group.sync_no.next(),
+                self.resets.without_doomed(frames),
+            );
         }
     }
 
@@ -70,5 +58,12 @@ impl Leader {
             && self.sync.is_none()
             && (cx.config.members.len() == 1
                 || cx.config.unprotected_output == UnprotectedOutput::Release)
+    }
+}
+
+/// Sends frames of a slot, if there are any.
+fn release(cx: &mut Context, slot: SyncNo, frames: Vec<Frame>) {
+    if !frames.is_empty() {
+        cx.out.push(Action::Release { slot, frames });
     }
 }

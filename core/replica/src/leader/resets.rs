@@ -85,14 +85,15 @@ impl Resets {
         self.doomed.contains_key(route)
     }
 
-    /// Takes out of the guest's frames those that it has sent over these connections before they were to be reset.
-    pub fn keep_back(&self, frames: &mut Vec<Frame>) {
+    /// The guest's frames, but for those that it has sent over these connections before they were to be reset.
+    pub fn without_doomed(&self, mut frames: Vec<Frame>) -> Vec<Frame> {
         if !self.doomed.is_empty() {
             frames.retain(|frame| match Packet::of(frame) {
                 Packet::Segment(route, _) => !self.has(&route),
                 Packet::Datagram(..) => true,
             });
         }
+        frames
     }
 
     /// This leader's own segments, which may leave now.

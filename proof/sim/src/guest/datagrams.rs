@@ -4,7 +4,7 @@ use super::FakeGuest;
 use crate::clean::{Datagram, Told, word_of_stream};
 use crate::history::Histories;
 use crate::listener::{Bare, CLIENT, is_old};
-use crate::spoken::{CONNECTIONS_MAX, Spoken, WORD_BYTES};
+use crate::spoken::{CONNECTIONS_MAX, WORD_BYTES};
 use plover_types::{Frame, Reply};
 
 /// How often a datagram is clean, and how often the guest says so of one that is.
@@ -60,16 +60,12 @@ impl FakeGuest {
         if !self.rng.chance(chance) {
             return Vec::new();
         }
-        let stream = self.devices.streams.get(&CLIENT);
-        let connection = stream.map_or(Some(0), |stream| match stream.connection {
-            Some(newest) if stream.is_open => Some(newest),
-            Some(newest) => newest.checked_add(1).filter(|next| *next < CONNECTIONS_MAX),
-            None => Some(0),
-        });
-        let Some(connection) = connection else {
+        let connection = self.connection_to(CLIENT);
+        if connection == CONNECTIONS_MAX {
             return Vec::new();
-        };
+        }
         let is_clean = self.rng.chance(CLEAN);
+        let stream = self.devices.streams.get(&CLIENT);
         let opens = stream.is_none_or(|stream| stream.connection < Some(connection));
         // The history that it names is on its disks.
         if opens || !is_clean {
@@ -112,19 +108,7 @@ impl FakeGuest {
             return is_old(bare.seq, expected)
                 .then(|| self.speak_of(history, CLIENT, &[], false, histories));
         }
-        let refused = Spoken {
-            client: CLIENT,
-            connection: bare.connection,
-            opens: false,
-            resets: true,
-            seq: bare.ack.unwrap_or_default(),
-            clock: 0,
-            place: stream.place,
-            heard: expected,
-            words: Vec::new(),
-            history,
-        };
-        histories.speak(&refused);
-        Some(refused.encode())
+        let ack = bare.ack.unwrap_or_default();
+        Some(self.refuse((CLIENT, bare.connection), ack, history, histories))
     }
 }

@@ -19,7 +19,7 @@
 //! Only while the secondary's guest stands. One that runs has sent the same bytes already or is to be compared, and would refuse
 //! clients' segments that acknowledge what it has not sent.
 
-use plover_packets::{MACS_BYTES, Route, Segment, macs_of};
+use plover_packets::{MACS_BYTES, Route, Segment, before, macs_of};
 use plover_syncvm::message::KnownStream;
 use plover_types::{Frame, SyncNo};
 use std::collections::{BTreeMap, VecDeque};
@@ -30,11 +30,6 @@ pub(crate) const STREAMS_MAX: usize = 1024;
 
 /// Words of a connection that wait for their bytes or for the client to acknowledge them, at most.
 const WORDS_MAX: usize = 64;
-
-/// Whether a sequence number is that of a later byte than another.
-fn is_after(later: u32, earlier: u32) -> bool {
-    later != earlier && later.wrapping_sub(earlier) < 1 << 31
-}
 
 /// Bytes that a program has called clean.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +125,7 @@ impl Streams {
         stream.heard = segment.ack.unwrap_or(stream.heard);
         stream.macs = macs_of(frame).unwrap_or(stream.macs);
         let end = segment.seq.wrapping_add(segment.payload.len() as u32);
-        if is_after(end, stream.sent) {
+        if before(stream.sent, end) {
             stream.sent = end;
         }
         if segment.payload.is_empty() || segment.special {
@@ -174,9 +169,9 @@ impl Streams {
         let (Some(stream), Some(ack)) = (self.known.get_mut(route), segment.ack) else {
             return;
         };
-        if is_after(ack, stream.acked) && !is_after(ack, stream.sent) {
+        if before(stream.acked, ack) && !before(stream.sent, ack) {
             stream.acked = ack;
-            let is_open = |word: &Word| is_after(word.from.wrapping_add(word.bytes), ack);
+            let is_open = |word: &Word| before(ack, word.from.wrapping_add(word.bytes));
             stream.words.retain(is_open);
         }
     }
