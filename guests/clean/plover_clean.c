@@ -154,6 +154,11 @@ uint64_t plover_clean_key(const void *name, size_t bytes)
     return fnv_1a(FNV_START, name, bytes);
 }
 
+uint64_t plover_clean_key_part(uint64_t key, const void *name, size_t bytes)
+{
+    return fnv_1a(key, name, bytes);
+}
+
 static struct slot *slot_of(uint64_t key)
 {
     /* The low bits of FNV-1a depend on few bits of the name; multiplying spreads the others to the top. */

@@ -105,6 +105,8 @@ uint64_t plover_clean_cut(void);
 
 /* The key of a name, such as a database's key. Keys that collide are dirty together. */
 uint64_t plover_clean_key(const void *name, size_t bytes);
+/* The same for a name that comes in parts: the key of the parts before, followed by this one. */
+uint64_t plover_clean_key_part(uint64_t key, const void *name, size_t bytes);
 
 /* A write of the data of a key begins, and ends. Writes of several threads may overlap. */
 void plover_clean_begin(uint64_t key);

@@ -1,10 +1,11 @@
-/* plover-clean.so: reports the replies of an unchanged memcached, over TCP and UDP.
+/* plover-clean.so: reports the replies of an unchanged memcached, over TCP and UDP, Redis, or Valkey.
  *
  *     LD_PRELOAD=/lib/plover-clean.so memcached -U 11211 ...
+ *     LD_PRELOAD=/lib/plover-clean.so redis-server ...
  *
  * It stands between the program and the C library's calls on sockets. A request that is read from a socket
  * begins the writes that it asks for; its reply ends them. The reply of a `get` is clean if all its
- * keys were found and none was written since the cut. Everything else is dirty. sockets.h has the rules. */
+ * keys were found and none was written since the cut. Everything else is dirty. sockets.h and redis.h have the rules. */
 #define _GNU_SOURCE
 /* The checked forms of these calls are defined here too. */
 #undef _FORTIFY_SOURCE
@@ -62,12 +63,12 @@ static void find_all(void)
 __attribute__((constructor)) static void start(void)
 {
     find_all();
-    active = plover_clean_open();
+    start_sockets();
 }
 
 /* ---- the calls, as the program finds them ----------------------------------------------------- */
 
-/* Of several buffers only the first is looked at: memcached reads into one. */
+/* Of several buffers only the first is looked at: memcached and Redis read into one. */
 static void after_vector_read(int fd, enum socket_kind kind, const struct iovec *parts, size_t parts_count,
                               ssize_t count, const struct sockaddr *from, socklen_t from_bytes, bool cut_short)
 {
@@ -87,7 +88,7 @@ static void after_vector_read(int fd, enum socket_kind kind, const struct iovec 
 EXPORT ssize_t recvfrom(int fd, void *buffer, size_t room, int flags, struct sockaddr *from, socklen_t *from_bytes)
 {
     find_all();
-    enum socket_kind kind = before_read(fd);
+    enum socket_kind kind = flags & MSG_PEEK ? NO_SOCKET : before_read(fd);
     ssize_t count = real_recvfrom(fd, buffer, room, flags, from, from_bytes);
     after_read(fd, kind, buffer, count, room, from, from && from_bytes ? *from_bytes : 0, false);
     return count;
@@ -119,7 +120,7 @@ EXPORT ssize_t readv(int fd, const struct iovec *parts, int parts_count)
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
     find_all();
-    enum socket_kind kind = before_read(fd);
+    enum socket_kind kind = flags & MSG_PEEK ? NO_SOCKET : before_read(fd);
     ssize_t count = real_recvmsg(fd, message, flags);
     if (count < 0)
         after_read(fd, kind, "", count, 1, NULL, 0, false);

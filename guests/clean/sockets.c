@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "sockets.h"
 #include "plover_clean.h"
+#include "redis.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -12,7 +13,15 @@
 /* Of memcached's frame before each datagram: request, sequence, total, reserved. */
 #define FRAME_BYTES 8
 
-bool active;
+static bool active;
+static bool redis; /* the program is one; otherwise it is a memcached */
+
+void start_sockets(void)
+{
+    /* Not by what is said to it: memcached executes lines that Redis's protocol takes for data. */
+    redis = strstr(program_invocation_short_name, "redis-server") || strstr(program_invocation_short_name, "valkey-server");
+    active = plover_clean_open();
+}
 
 /* ---- sockets ---------------------------------------------------------------------------------- */
 
@@ -415,7 +424,7 @@ static void datagram_sent(int fd, const struct request *after)
 enum socket_kind before_read(int fd)
 {
     enum socket_kind kind = kind_of(fd);
-    if (kind == NO_SOCKET || has(fd, FILLED))
+    if (kind == NO_SOCKET || has(fd, FILLED) || redis)
         return kind;
     if (kind == STREAM) {
         before_stream_read(fd);
@@ -435,6 +444,12 @@ void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count,
     int error = errno;
     if (kind == NO_SOCKET)
         return;
+    if (redis) {
+        if (kind == STREAM && count > 0)
+            redis_read(fd, bytes, (size_t)count);
+        errno = error;
+        return;
+    }
     bool filled = count > 0 && (size_t)count >= room && !(kind == STREAM && reads_data(fd));
     if (count > 0) {
         if (kind == STREAM)
@@ -453,7 +468,9 @@ enum socket_kind before_send(int fd, const struct msghdr *message, struct reques
 {
     enum socket_kind kind = kind_of(fd);
     after->keys = 0;
-    if (kind == STREAM)
+    if (kind == STREAM && redis)
+        redis_sends(fd, message->msg_iov, message->msg_iovlen);
+    else if (kind == STREAM)
         before_stream_send(fd, message, after);
     if (kind == DATAGRAMS)
         report(fd, message->msg_name, message->msg_namelen, message->msg_iov, message->msg_iovlen, after);
@@ -465,7 +482,9 @@ void after_send(int fd, enum socket_kind kind, ssize_t count, const struct reque
     int error = errno;
     if (kind == DATAGRAMS && count >= 0)
         datagram_sent(fd, after);
-    if (kind == STREAM)
+    if (kind == STREAM && redis && count > 0)
+        redis_sent(fd, (size_t)count);
+    else if (kind == STREAM && !redis)
         stream_sent(fd, count, after);
     errno = error;
 }
@@ -477,6 +496,7 @@ static void forget(int fd)
         memset(streams[fd], 0, sizeof *streams[fd]);
     }
     end_foreign(fd);
+    redis_closed(fd);
     atomic_store(&descriptors[fd], 0);
 }
 
@@ -491,9 +511,11 @@ void after_accept(int fd)
     int error = errno;
     if (active && fd >= 0 && fd < DESCRIPTORS) {
         forget(fd); /* one that was closed unseen */
-        struct stream *stream = stream_of(fd);
+        struct stream *stream = redis ? NULL : stream_of(fd);
         if (stream)
             stream->counted = true;
+        if (redis)
+            redis_accepted(fd);
     }
     errno = error;
 }

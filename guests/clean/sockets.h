@@ -1,5 +1,5 @@
 /* What the sockets of a memcached that is left unchanged have read and sent, and so what is being written and which
- * replies are clean.
+ * replies are clean. Those of a Redis are told on to redis.h.
  *
  *     read from a socket                what is in progress      until
  *     get; gets, whose reply is dirty   nothing
@@ -34,8 +34,8 @@
 
 enum socket_kind { NO_SOCKET, DATAGRAMS, STREAM };
 
-/* False until the channel is open: then there are no sockets for the functions here. */
-extern bool active;
+/* Opens the channel. Without one there are no sockets for the functions here. */
+void start_sockets(void);
 
 enum socket_kind kind_of(int fd);
 

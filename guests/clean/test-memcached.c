@@ -5,40 +5,14 @@
  *
  * Prints each check that fails, and exits 1 if there was one. */
 #define _GNU_SOURCE
-#include "plover_clean.h"
+#include "test-channel.h"
 
-#include <arpa/inet.h>
 #include <poll.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-static int failures;
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "test-memcached.c:%d: %s: not so: %s\n", __LINE__, __func__, #condition);        \
-            failures++;                                                                                      \
-        }                                                                                                    \
-    } while (0)
-
-static struct plover_clean_channel *host;
-static struct sockaddr_in server = {.sin_family = AF_INET};
 static int udp;
 static uint16_t own_port;
-static uint64_t cut, last_number;
-
-static void next_cut(void)
-{
-    atomic_store(&host->cut, ++cut);
-}
+static uint64_t last_number;
 
 /* What the records say of the datagrams of one answer. */
 struct answer {
@@ -126,19 +100,6 @@ static bool is_clean(struct answer *answer, const char *start)
 static bool is_dirty(struct answer *answer, const char *start)
 {
     return answer->datagrams && answer->dirty == answer->datagrams && !strncmp(answer->text, start, strlen(start));
-}
-
-static int connect_tcp(void)
-{
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    for (int tries = 0; connect(fd, (struct sockaddr *)&server, sizeof server); tries++) {
-        if (tries == 200) {
-            fprintf(stderr, "test-memcached: memcached does not answer on TCP port %d\n", ntohs(server.sin_port));
-            exit(2);
-        }
-        usleep(20000);
-    }
-    return fd;
 }
 
 static void say_tcp(int fd, const char *text, const char *answer)
@@ -350,42 +311,6 @@ static void commands_over_tcp_are_followed(void)
     usleep(100000);
     next_cut();
     CHECK(is_clean(ask("get a\r\n"), "VALUE a 0 3\r\ntwo"));
-}
-
-/* A connection, and how many bytes came over it. */
-struct connection {
-    int fd;
-    uint16_t port;
-    uint64_t got;
-};
-
-static struct connection connect_counted(void)
-{
-    struct connection connection = {.fd = connect_tcp()};
-    struct sockaddr_in own;
-    socklen_t bytes = sizeof own;
-    getsockname(connection.fd, (struct sockaddr *)&own, &bytes);
-    connection.port = ntohs(own.sin_port);
-    return connection;
-}
-
-/* How many of these bytes of a connection the records of the newest cut call clean. Counts bytes twice that are
- * reported twice. */
-static uint64_t clean_bytes(struct connection *connection, uint64_t from, uint64_t bytes)
-{
-    uint64_t clean = 0;
-    for (size_t at = 0; at < PLOVER_CLEAN_RECORDS; at++) {
-        struct plover_clean_record *record = &host->record[at];
-        if (record->protocol != 6 || record->client_port != connection->port)
-            continue;
-        CHECK(record->guest_port == ntohs(server.sin_port) && record->guest[15] == 1);
-        uint64_t start = record->what > from ? record->what : from;
-        uint64_t last = record->what + record->bytes;
-        uint64_t end = last < from + bytes ? last : from + bytes;
-        if (record->cut == cut && start < end)
-            clean += end - start;
-    }
-    return clean;
 }
 
 /* Asks over TCP, and reads the answer up to this end. All of it is reported, or nothing. */
@@ -624,12 +549,6 @@ static pid_t start_memcached(const char *preload, const char *memcached, const c
     return child;
 }
 
-static void stop(pid_t child)
-{
-    kill(child, SIGTERM);
-    waitpid(child, NULL, 0);
-}
-
 static void new_socket(void)
 {
     struct sockaddr_in own;
@@ -646,20 +565,8 @@ int main(int argc, char **argv)
 {
     if (argc != 3)
         return 2;
-    char path[] = "/tmp/plover-clean-test-XXXXXX";
-    int fd = mkstemp(path);
-    if (fd < 0 || ftruncate(fd, PLOVER_CLEAN_BYTES))
-        return 2;
-    host = mmap(NULL, PLOVER_CLEAN_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-    /* A port that is free now. */
-    socklen_t bytes = sizeof server;
-    int probe = socket(AF_INET, SOCK_STREAM, 0);
-    server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (bind(probe, (struct sockaddr *)&server, sizeof server))
-        return 2;
-    getsockname(probe, (struct sockaddr *)&server, &bytes);
-    close(probe);
+    const char *path = open_channel();
+    choose_port();
 
 #define RUN(test, ...) (printf("%s\n", #test), test(__VA_ARGS__))
     for (const char *threads = "1"; threads; threads = *threads == '1' ? "3" : NULL) {

@@ -1,0 +1,257 @@
+/* The connections of a Redis: see redis.h. */
+#include "redis.h"
+#include "plover_clean.h"
+#include "resp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A key of a command that was read and is not answered; of a command without keys, the command. */
+struct asked {
+    uint64_t key;
+    enum resp_kind kind;
+    bool last; /* of its command */
+};
+/* Of a connection that has asked for more nothing is followed. */
+#define ASKED_MAX (1u << 16)
+
+struct connection {
+    bool accepted; /* accept() was seen */
+    bool lost;     /* its replies are not followed any more */
+    bool wrong;    /* nor are its commands */
+    bool all;      /* a write of everything is in progress until it is closed */
+    uint64_t taken;    /* bytes that it has taken since accept() */
+    uint64_t followed; /* and those that it was given: it may not take all at once */
+    struct resp_command command;
+    struct resp_reply reply;
+    /* A ring. Numbers of keys: of the oldest command, after the last whole one, and after the newest key. */
+    uint64_t oldest, whole, newest;
+    struct asked *asked;
+    uint32_t room; /* a power of two */
+};
+
+#define DESCRIPTORS 65536
+/* Each is made when its descriptor is first used, and stays. Only the thread that uses the descriptor changes it. */
+static struct connection *connections[DESCRIPTORS];
+
+static struct connection *connection_of(int fd)
+{
+    if (fd < 0 || fd >= DESCRIPTORS)
+        return NULL;
+    if (!connections[fd])
+        connections[fd] = calloc(1, sizeof *connections[fd]);
+    return connections[fd];
+}
+
+static struct asked *asked_at(const struct connection *of, uint64_t number)
+{
+    return &of->asked[number & (of->room - 1)];
+}
+
+/* ---- what is read ------------------------------------------------------------------------------- */
+
+static bool grow(struct connection *of)
+{
+    uint32_t room = of->room ? of->room * 2 : 8;
+    struct asked *larger = room > ASKED_MAX ? NULL : calloc(room, sizeof *larger);
+    if (!larger)
+        return false;
+    for (uint64_t number = of->oldest; number < of->newest; number++)
+        larger[number & (room - 1)] = *asked_at(of, number);
+    free(of->asked);
+    of->asked = larger;
+    of->room = room;
+    return true;
+}
+
+static bool ask(struct connection *of, uint64_t key)
+{
+    if (of->newest - of->oldest == of->room && !grow(of))
+        return false;
+    *asked_at(of, of->newest++) = (struct asked){.key = key, .kind = RESP_NEUTRAL};
+    return true;
+}
+
+static void begin_all(struct connection *of)
+{
+    if (!of->all)
+        plover_clean_begin_all();
+    of->all = true;
+}
+
+/* A command is whole. Its keys are asked for, but not begun. */
+static bool begin(struct connection *of, enum resp_kind kind)
+{
+    bool harmless = kind == RESP_NEUTRAL || kind == RESP_MUTE;
+    of->lost |= kind == RESP_MUTE || kind == RESP_UNKNOWN;
+    if (of->lost) {
+        of->newest = of->whole;
+        if (!harmless)
+            begin_all(of);
+        return true;
+    }
+    /* Without a key, a command that needs one is refused. */
+    bool keys = of->newest > of->whole;
+    if (!keys && !ask(of, 0))
+        return false;
+    if (kind == RESP_ALL)
+        plover_clean_begin_all();
+    for (uint64_t number = of->whole; number < of->newest; number++) {
+        struct asked *asked = asked_at(of, number);
+        if (keys || kind == RESP_ALL)
+            asked->kind = kind;
+        if (asked->kind == RESP_WRITES)
+            plover_clean_begin(asked->key);
+    }
+    asked_at(of, of->newest - 1)->last = true;
+    of->whole = of->newest;
+    return true;
+}
+
+void redis_read(int fd, const char *bytes, size_t count)
+{
+    struct connection *of = connection_of(fd);
+    if (!of) {
+        plover_clean_begin_all(); /* for ever: so many descriptors, or so little memory, are not expected */
+        return;
+    }
+    bool followed = of->accepted && !of->wrong;
+    enum resp_step step = RESP_KEY;
+    size_t used;
+    while (followed && (step = resp_read(&of->command, bytes, count, &used)) != RESP_MORE) {
+        bytes += used;
+        count -= used;
+        if (step == RESP_KEY) {
+            followed = ask(of, of->command.key);
+        } else if (step == RESP_DONE) {
+            followed = begin(of, of->command.kind);
+            of->command = (struct resp_command){.words = 0};
+        } else {
+            followed = false;
+        }
+    }
+    if (!followed) {
+        of->newest = of->whole;
+        of->lost = of->wrong = true;
+        begin_all(of);
+    }
+}
+
+/* ---- what is sent ------------------------------------------------------------------------------- */
+
+/* Bytes of clean replies, one after the other. */
+struct run {
+    uint64_t from, to, cut;
+};
+
+static void report(int fd, struct run *run)
+{
+    if (run->cut)
+        plover_clean_report_stream(fd, run->from, run->to - run->from, run->cut);
+    run->cut = 0;
+}
+
+static void extend(int fd, struct run *run, uint64_t from, uint64_t to, uint64_t cut)
+{
+    if (cut != run->cut || from != run->to) {
+        report(fd, run);
+        *run = (struct run){.from = from, .cut = cut};
+    }
+    run->to = to;
+}
+
+/* The cut as of which the reply to the oldest command, as far as it was followed, is clean, or 0. */
+static uint64_t clean_cut(const struct connection *of)
+{
+    const struct resp_reply *reply = &of->reply;
+    uint64_t number = of->oldest;
+    if (asked_at(of, number)->kind != RESP_READS || reply->absent || !reply->begun || reply->line_count)
+        return 0;
+    uint64_t cut = plover_clean_cut();
+    for (;; number++) {
+        const struct asked *asked = asked_at(of, number);
+        if (!cut || !plover_clean_unchanged(asked->key, cut))
+            return 0;
+        if (asked->last)
+            return cut;
+    }
+}
+
+/* The oldest command was executed, or never will be. */
+static void end_oldest(struct connection *of)
+{
+    for (bool last = false; !last; of->oldest++) {
+        const struct asked *asked = asked_at(of, of->oldest);
+        last = asked->last;
+        if (asked->kind == RESP_WRITES)
+            plover_clean_end(asked->key);
+        if (asked->kind == RESP_ALL)
+            plover_clean_end_all();
+    }
+}
+
+/* Follows replies, and reports which are clean. False if they are not the replies to what was asked. */
+static bool follow(struct connection *of, int fd, const char *bytes, size_t count, struct run *run)
+{
+    while (count) {
+        size_t used;
+        uint64_t from = of->followed;
+        enum resp_step step = of->oldest == of->whole ? RESP_WRONG : resp_follow(&of->reply, bytes, count, &used);
+        if (step == RESP_WRONG)
+            return false;
+        of->followed += used;
+        bytes += used;
+        count -= used;
+        extend(fd, run, from, of->followed, clean_cut(of));
+        if (step == RESP_DONE) {
+            end_oldest(of);
+            of->reply = (struct resp_reply){.begun = false};
+        }
+    }
+    return true;
+}
+
+void redis_sends(int fd, const struct iovec *parts, size_t count)
+{
+    struct connection *of = connection_of(fd);
+    if (!of || !of->accepted)
+        return;
+    struct run run = {.cut = 0};
+    uint64_t skipped = of->followed - of->taken;
+    for (size_t part = 0; part < count && !of->lost; part++) {
+        size_t bytes = parts[part].iov_len, skip = skipped < bytes ? skipped : bytes;
+        skipped -= skip;
+        of->lost = !follow(of, fd, (const char *)parts[part].iov_base + skip, bytes - skip, &run);
+    }
+    report(fd, &run);
+}
+
+void redis_sent(int fd, size_t bytes)
+{
+    struct connection *of = connection_of(fd);
+    if (of)
+        of->taken += bytes;
+}
+
+/* ---- connections -------------------------------------------------------------------------------- */
+
+void redis_closed(int fd)
+{
+    struct connection *of = fd >= 0 && fd < DESCRIPTORS ? connections[fd] : NULL;
+    if (!of)
+        return;
+    while (of->oldest < of->whole)
+        end_oldest(of);
+    if (of->all)
+        plover_clean_end_all();
+    free(of->asked);
+    *of = (struct connection){.accepted = false};
+}
+
+void redis_accepted(int fd)
+{
+    redis_closed(fd); /* one that was closed unseen */
+    struct connection *of = connection_of(fd);
+    if (of)
+        of->accepted = true;
+}
