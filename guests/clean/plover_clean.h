@@ -26,7 +26,7 @@
  *
  *     plover_clean_report_stream(fd, sent, bytes, cut);
  *
- * One thread at a time reports and sends on a connection.
+ * One thread at a time reports and sends on a connection. Not over MPTCP, which has several connections for one.
  *
  * Rules that make it right:
  *

@@ -79,10 +79,8 @@ static void after_vector_read(int fd, enum socket_kind kind, const struct iovec 
     size_t room = 0;
     for (size_t part = 0; part < parts_count; part++)
         room += parts[part].iov_len;
-    if ((size_t)count <= parts[0].iov_len)
-        after_read(fd, kind, parts[0].iov_base, count, room, from, from_bytes, cut_short);
-    else /* one byte that is no command */
-        after_read(fd, kind, "", 1, (size_t)count < room ? 2 : 1, NULL, 0, true);
+    const char *bytes = (size_t)count <= parts[0].iov_len ? parts[0].iov_base : NULL;
+    after_read(fd, kind, bytes, count, room, from, from_bytes, cut_short);
 }
 
 EXPORT ssize_t recvfrom(int fd, void *buffer, size_t room, int flags, struct sockaddr *from, socklen_t *from_bytes)
@@ -137,18 +135,23 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned messages_count, i
     enum socket_kind kind = before_read(fd);
     int count = real_recvmmsg(fd, messages, messages_count, flags, timeout);
     if (count > 0)
-        after_read(fd, kind, "", 1, 2, NULL, 0, true);
+        after_read(fd, kind, NULL, count, (size_t)count + 1, NULL, 0, true);
+    return count;
+}
+
+static ssize_t send_as(enum socket_kind kind, int fd, const struct msghdr *message, int flags)
+{
+    struct request after;
+    before_send(fd, kind, message, &after);
+    ssize_t count = real_sendmsg(fd, message, flags);
+    after_send(fd, kind, count, &after);
     return count;
 }
 
 EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-    struct request after;
     find_all();
-    enum socket_kind kind = before_send(fd, message, &after);
-    ssize_t count = real_sendmsg(fd, message, flags);
-    after_send(fd, kind, count, &after);
-    return count;
+    return send_as(kind_of(fd), fd, message, flags);
 }
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
@@ -178,18 +181,19 @@ EXPORT ssize_t send(int fd, const void *bytes, size_t count, int flags)
 
 EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
 {
-    find_all();
-    if (kind_of(fd) == NO_SOCKET)
-        return real_writev(fd, parts, count);
     struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = (size_t)count};
-    return sendmsg(fd, &message, 0);
+    find_all();
+    enum socket_kind kind = kind_of(fd);
+    return kind == NO_SOCKET ? real_writev(fd, parts, count) : send_as(kind, fd, &message, 0);
 }
 
 EXPORT ssize_t write(int fd, const void *bytes, size_t count)
 {
     struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = count};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     find_all();
-    return kind_of(fd) == NO_SOCKET ? real_write(fd, bytes, count) : writev(fd, &part, 1);
+    enum socket_kind kind = kind_of(fd);
+    return kind == NO_SOCKET ? real_write(fd, bytes, count) : send_as(kind, fd, &message, 0);
 }
 
 EXPORT int accept4(int fd, struct sockaddr *from, socklen_t *from_bytes, int flags)

@@ -13,10 +13,18 @@ struct asked {
     bool last; /* of its command */
 };
 /* Of a connection that has asked for more nothing is followed. */
-#define ASKED_MAX (1u << 16)
+#define ASKED_MAX (1u << 20)
+
+/* A ring of keys, numbered from 0. */
+struct ring {
+    uint64_t oldest, newest; /* the oldest one's number; that of the next */
+    struct asked *keys;
+    uint32_t room; /* a power of two */
+};
 
 struct connection {
     bool accepted; /* accept() was seen */
+    bool reports;  /* it is a TCP connection, whose replies the host sees as they are */
     bool lost;     /* its replies are not followed any more */
     bool wrong;    /* nor are its commands */
     bool all;      /* a write of everything is in progress until it is closed */
@@ -24,10 +32,9 @@ struct connection {
     uint64_t followed; /* and those that it was given: it may not take all at once */
     struct resp_command command;
     struct resp_reply reply;
-    /* A ring. Numbers of keys: of the oldest command, after the last whole one, and after the newest key. */
-    uint64_t oldest, whole, newest;
-    struct asked *asked;
-    uint32_t room; /* a power of two */
+    struct ring asked;
+    uint64_t whole; /* the number after the last key of a whole command */
+    struct ring queued; /* keys of a transaction that is not executed */
 };
 
 #define DESCRIPTORS 65536
@@ -43,34 +50,48 @@ static struct connection *connection_of(int fd)
     return connections[fd];
 }
 
-static struct asked *asked_at(const struct connection *of, uint64_t number)
+static struct asked *at(const struct ring *ring, uint64_t number)
 {
-    return &of->asked[number & (of->room - 1)];
+    return &ring->keys[number & (ring->room - 1)];
 }
 
-/* ---- what is read ------------------------------------------------------------------------------- */
-
-static bool grow(struct connection *of)
+static bool grow(struct ring *ring)
 {
-    uint32_t room = of->room ? of->room * 2 : 8;
+    uint32_t room = ring->room ? ring->room * 2 : 8;
     struct asked *larger = room > ASKED_MAX ? NULL : calloc(room, sizeof *larger);
     if (!larger)
         return false;
-    for (uint64_t number = of->oldest; number < of->newest; number++)
-        larger[number & (room - 1)] = *asked_at(of, number);
-    free(of->asked);
-    of->asked = larger;
-    of->room = room;
+    for (uint64_t number = ring->oldest; number < ring->newest; number++)
+        larger[number & (room - 1)] = *at(ring, number);
+    free(ring->keys);
+    ring->keys = larger;
+    ring->room = room;
     return true;
 }
 
-static bool ask(struct connection *of, uint64_t key)
+static bool append(struct ring *ring, struct asked asked)
 {
-    if (of->newest - of->oldest == of->room && !grow(of))
+    if (ring->newest - ring->oldest == ring->room && !grow(ring))
         return false;
-    *asked_at(of, of->newest++) = (struct asked){.key = key, .kind = RESP_NEUTRAL};
+    *at(ring, ring->newest++) = asked;
     return true;
 }
+
+static void end_write(const struct asked *asked)
+{
+    if (asked->kind == RESP_WRITES)
+        plover_clean_end(asked->key);
+    if (asked->kind == RESP_ALL)
+        plover_clean_end_all();
+}
+
+static void end_queued(struct connection *of)
+{
+    for (; of->queued.oldest < of->queued.newest; of->queued.oldest++)
+        end_write(at(&of->queued, of->queued.oldest));
+}
+
+/* ---- what is read ------------------------------------------------------------------------------- */
 
 static void begin_all(struct connection *of)
 {
@@ -79,32 +100,33 @@ static void begin_all(struct connection *of)
     of->all = true;
 }
 
-/* A command is whole. Its keys are asked for, but not begun. */
+/* A command is whole. Its keys are in the ring, but not begun. */
 static bool begin(struct connection *of, enum resp_kind kind)
 {
-    bool harmless = kind == RESP_NEUTRAL || kind == RESP_MUTE;
+    struct ring *asked = &of->asked;
     of->lost |= kind == RESP_MUTE || kind == RESP_UNKNOWN;
     if (of->lost) {
-        of->newest = of->whole;
-        if (!harmless)
+        asked->newest = of->whole;
+        if (kind != RESP_NEUTRAL && kind != RESP_MUTE && kind != RESP_READS)
             begin_all(of);
         return true;
     }
-    /* Without a key, a command that needs one is refused. */
-    bool keys = of->newest > of->whole;
-    if (!keys && !ask(of, 0))
-        return false;
+    if (asked->newest == of->whole) {
+        /* Without a key, a command that needs one is refused. */
+        bool needs = kind == RESP_READS || kind == RESP_WRITES;
+        if (!append(asked, (struct asked){.kind = needs ? RESP_NEUTRAL : kind}))
+            return false;
+        kind = at(asked, of->whole)->kind;
+    }
     if (kind == RESP_ALL)
         plover_clean_begin_all();
-    for (uint64_t number = of->whole; number < of->newest; number++) {
-        struct asked *asked = asked_at(of, number);
-        if (keys || kind == RESP_ALL)
-            asked->kind = kind;
-        if (asked->kind == RESP_WRITES)
-            plover_clean_begin(asked->key);
+    for (; of->whole < asked->newest; of->whole++) {
+        struct asked *key = at(asked, of->whole);
+        key->kind = kind;
+        key->last = of->whole + 1 == asked->newest;
+        if (kind == RESP_WRITES)
+            plover_clean_begin(key->key);
     }
-    asked_at(of, of->newest - 1)->last = true;
-    of->whole = of->newest;
     return true;
 }
 
@@ -115,14 +137,14 @@ void redis_read(int fd, const char *bytes, size_t count)
         plover_clean_begin_all(); /* for ever: so many descriptors, or so little memory, are not expected */
         return;
     }
-    bool followed = of->accepted && !of->wrong;
-    enum resp_step step = RESP_KEY;
+    bool followed = of->accepted && !of->wrong && bytes;
+    enum resp_step step;
     size_t used;
     while (followed && (step = resp_read(&of->command, bytes, count, &used)) != RESP_MORE) {
         bytes += used;
         count -= used;
         if (step == RESP_KEY) {
-            followed = ask(of, of->command.key);
+            followed = append(&of->asked, (struct asked){.key = of->command.key});
         } else if (step == RESP_DONE) {
             followed = begin(of, of->command.kind);
             of->command = (struct resp_command){.words = 0};
@@ -131,7 +153,7 @@ void redis_read(int fd, const char *bytes, size_t count)
         }
     }
     if (!followed) {
-        of->newest = of->whole;
+        of->asked.newest = of->whole;
         of->lost = of->wrong = true;
         begin_all(of);
     }
@@ -164,12 +186,12 @@ static void extend(int fd, struct run *run, uint64_t from, uint64_t to, uint64_t
 static uint64_t clean_cut(const struct connection *of)
 {
     const struct resp_reply *reply = &of->reply;
-    uint64_t number = of->oldest;
-    if (asked_at(of, number)->kind != RESP_READS || reply->absent || !reply->begun || reply->line_count)
+    uint64_t number = of->asked.oldest;
+    if (!of->reports || at(&of->asked, number)->kind != RESP_READS || reply->absent || !reply->begun || reply->line_count)
         return 0;
     uint64_t cut = plover_clean_cut();
     for (;; number++) {
-        const struct asked *asked = asked_at(of, number);
+        const struct asked *asked = at(&of->asked, number);
         if (!cut || !plover_clean_unchanged(asked->key, cut))
             return 0;
         if (asked->last)
@@ -177,16 +199,20 @@ static uint64_t clean_cut(const struct connection *of)
     }
 }
 
-/* The oldest command was executed, or never will be. */
+/* The oldest command is answered: executed, refused, or queued. */
 static void end_oldest(struct connection *of)
 {
-    for (bool last = false; !last; of->oldest++) {
-        const struct asked *asked = asked_at(of, of->oldest);
+    struct ring *ring = &of->asked;
+    for (bool last = false; !last; ring->oldest++) {
+        const struct asked *asked = at(ring, ring->oldest);
         last = asked->last;
-        if (asked->kind == RESP_WRITES)
-            plover_clean_end(asked->key);
-        if (asked->kind == RESP_ALL)
-            plover_clean_end_all();
+        if (asked->kind == RESP_ENDS)
+            end_queued(of);
+        if (of->reply.queued && append(&of->queued, *asked))
+            continue;
+        if (of->reply.queued)
+            begin_all(of); /* as it will write at any time */
+        end_write(asked);
     }
 }
 
@@ -196,7 +222,7 @@ static bool follow(struct connection *of, int fd, const char *bytes, size_t coun
     while (count) {
         size_t used;
         uint64_t from = of->followed;
-        enum resp_step step = of->oldest == of->whole ? RESP_WRONG : resp_follow(&of->reply, bytes, count, &used);
+        enum resp_step step = of->asked.oldest == of->whole ? RESP_WRONG : resp_follow(&of->reply, bytes, count, &used);
         if (step == RESP_WRONG)
             return false;
         of->followed += used;
@@ -240,18 +266,22 @@ void redis_closed(int fd)
     struct connection *of = fd >= 0 && fd < DESCRIPTORS ? connections[fd] : NULL;
     if (!of)
         return;
-    while (of->oldest < of->whole)
-        end_oldest(of);
+    for (; of->asked.oldest < of->whole; of->asked.oldest++)
+        end_write(at(&of->asked, of->asked.oldest));
+    end_queued(of);
     if (of->all)
         plover_clean_end_all();
-    free(of->asked);
+    free(of->asked.keys);
+    free(of->queued.keys);
     *of = (struct connection){.accepted = false};
 }
 
-void redis_accepted(int fd)
+void redis_accepted(int fd, bool tcp)
 {
     redis_closed(fd); /* one that was closed unseen */
     struct connection *of = connection_of(fd);
-    if (of)
+    if (of) {
         of->accepted = true;
+        of->reports = tcp;
+    }
 }

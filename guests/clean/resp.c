@@ -7,7 +7,7 @@
 /* ---- what each command does -------------------------------------------------------------------- */
 
 /* Left out of RESP_READS are commands whose replies tell of something absent that no write has removed: a field of a hash may
- * expire by itself. */
+ * expire by itself. No RESP_READS reads a stream or its groups. */
 static const struct {
     enum resp_kind kind;
     int first, last, step;
@@ -16,32 +16,43 @@ static const struct {
     {RESP_READS, 1, 1, 1, " get hget hmget lindex lrange sismember smembers zrange zscore "},
     {RESP_READS, 1, -1, 1, " mget "},
     {RESP_WRITES, 1, 1, 1,
-     " set incr setex psetex setnx getset getdel getex append setrange setbit decr incrby decrby incrbyfloat expire pexpire "
-     "expireat pexpireat persist hset hmset hsetnx hdel hincrby hincrbyfloat lpush rpush lpushx rpushx lpop rpop lset linsert "
-     "lrem ltrim sadd srem spop zadd zincrby zrem zremrangebyrank zremrangebyscore zremrangebylex zpopmin zpopmax xadd xdel "
-     "xtrim pfadd "},
-    {RESP_WRITES, 1, -1, 1, " del unlink touch "},
+     " set incr setex psetex setnx getset getdel getex append setrange setbit bitfield decr incrby decrby incrbyfloat expire "
+     "pexpire expireat pexpireat persist hset hmset hsetnx hdel hincrby hincrbyfloat hexpire hpexpire hexpireat hpexpireat "
+     "hpersist hgetex hgetdel hsetex lpush rpush lpushx rpushx lpop rpop lset linsert lrem ltrim sadd srem spop zadd zincrby "
+     "zrem zremrangebyrank zremrangebyscore zremrangebylex zpopmin zpopmax geoadd xadd xdel xtrim pfadd "},
+    {RESP_WRITES, 1, -1, 1, " del unlink touch pfcount pfmerge "},
     {RESP_WRITES, 1, -1, 2, " mset msetnx "},
     {RESP_WRITES, 1, 2, 1, " rpoplpush lmove smove rename renamenx brpoplpush blmove "},
     {RESP_WRITES, 1, -2, 1, " blpop brpop bzpopmin bzpopmax "},
     {RESP_NEUTRAL, 0, 0, 0,
-     " ping echo select auth hello quit time info role wait waitaof multi discard watch unwatch publish spublish exists type ttl "
-     "pttl expiretime pexpiretime object memory keys scan randomkey dbsize dump strlen getrange substr getbit bitcount bitpos "
-     "bitfield_ro lcs hgetall hkeys hvals hlen hexists hstrlen hscan hrandfield llen lpos scard smismember srandmember sscan "
-     "sinter sintercard sunion sdiff zcard zcount zlexcount zmscore zrank zrevrank zrevrange zrangebyscore zrevrangebyscore "
-     "zrangebylex zrevrangebylex zrandmember zscan zinter zintercard zunion zdiff geodist geohash geopos geosearch "
-     "georadius_ro georadiusbymember_ro xlen xrange xrevrange xread xinfo xpending sort_ro eval_ro evalsha_ro fcall_ro "
-     "readonly readwrite asking slowlog latency lastsave save bgsave bgrewriteaof command pubsub lolwut script "},
+     " ping echo select auth hello quit time info role wait waitaof multi watch unwatch publish spublish exists type ttl pttl "
+     "expiretime pexpiretime object memory keys scan randomkey dbsize dump strlen getrange substr getbit bitcount bitpos "
+     "bitfield_ro lcs hgetall hkeys hvals hlen hexists hstrlen hscan hrandfield httl hpttl hexpiretime hpexpiretime llen lpos "
+     "scard smismember srandmember sscan sinter sintercard sunion sdiff zcard zcount zlexcount zmscore zrank zrevrank zrevrange "
+     "zrangebyscore zrevrangebyscore zrangebylex zrevrangebylex zrandmember zscan zinter zintercard zunion zdiff geodist geohash "
+     "geopos geosearch georadius_ro georadiusbymember_ro xlen xrange xrevrange xread xinfo xpending xreadgroup xack xclaim "
+     "xautoclaim sort_ro eval_ro evalsha_ro fcall_ro readonly readwrite asking slowlog commandlog latency lastsave save bgsave "
+     "bgrewriteaof command pubsub lolwut "},
+    {RESP_ENDS, 0, 0, 0, " exec discard "},
     {RESP_ALL, 0, 0, 0,
-     " exec eval evalsha fcall function flushall flushdb swapdb move copy restore migrate sort sinterstore sunionstore sdiffstore "
-     "zinterstore zunionstore zdiffstore zrangestore bitop bitfield pfcount pfmerge lmpop zmpop blmpop bzmpop xreadgroup xack "
-     "xgroup xclaim xautoclaim xsetid geoadd georadius georadiusbymember geosearchstore config acl cluster "},
+     " eval evalsha fcall function flushall flushdb swapdb move copy restore migrate sort sinterstore sunionstore sdiffstore "
+     "zinterstore zunionstore zdiffstore zrangestore bitop lmpop zmpop blmpop bzmpop xgroup xsetid georadius georadiusbymember "
+     "geosearchstore config acl "},
     {RESP_MUTE, 0, 0, 0,
      " client subscribe psubscribe ssubscribe unsubscribe punsubscribe sunsubscribe monitor psync sync replconf reset "},
+    {RESP_UNKNOWN, 0, 0, 0, " script "},
 };
 
-/* Of what CLIENT can do, what leaves one reply for each command. */
-static const char client_neutral[] = " setname setinfo getname id info list kill pause unpause unblock no-evict no-touch ";
+/* Commands that are RESP_NEUTRAL with some second words. */
+static const struct {
+    const char *name, *neutral;
+} parents[] = {
+    {"client", " setname setinfo getname id info list kill pause unpause unblock no-evict no-touch tracking trackinginfo caching "
+               "getredir capa maint_notifications "},
+    {"config", " get resetstat "},
+    {"script", " load exists flush kill show help "}, /* DEBUG answers before a script runs */
+};
+#define PARENTS (sizeof parents / sizeof *parents)
 
 /* Whether a name is in a list. */
 static bool is_in(const char *names, const char *name)
@@ -69,7 +80,7 @@ enum resp_kind resp_kind_of(const char *name, int *first, int *last, int *step)
 
 /* ---- commands ---------------------------------------------------------------------------------- */
 
-/* Redis's own limits are higher; what lies between is for nobody's keys. */
+/* As Redis has them by default. */
 #define WORDS_MAX (1u << 20)
 #define BYTES_MAX (1ull << 29)
 
@@ -93,10 +104,10 @@ static bool is_key(const struct resp_command *command)
     return command->step && word >= command->first && word <= last && (word - command->first) % command->step == 0;
 }
 
-/* Whether this word is looked at as text: the name, and what CLIENT is to do. */
+/* Whether this word is looked at as text: the name, and of some commands the next one. */
 static bool is_text(const struct resp_command *command)
 {
-    return command->word == 0 || (command->word == 1 && command->client);
+    return command->word == 0 || (command->word == 1 && command->parent);
 }
 
 static void read_text(struct resp_command *command, const char *bytes, size_t count)
@@ -118,8 +129,10 @@ static void end_text(struct resp_command *command)
     command->text[command->text_wrong ? 0 : command->text_count] = 0;
     if (command->word == 0) {
         command->kind = resp_kind_of(command->text, &command->first, &command->last, &command->step);
-        command->client = !strcmp(command->text, "client");
-    } else if (is_in(client_neutral, command->text)) {
+        for (uint8_t parent = 0; parent < PARENTS; parent++)
+            if (!strcmp(command->text, parents[parent].name))
+                command->parent = parent + 1;
+    } else if (*command->text && is_in(parents[command->parent - 1].neutral, command->text)) {
         command->kind = RESP_NEUTRAL;
     }
     command->text_count = 0;
@@ -232,6 +245,8 @@ static bool end_element(struct resp_reply *reply)
     case ',':
         return true;
     case '+':
+        reply->queued = outermost && reply->line_count == 7 && !memcmp(line, "+QUEUED", 7);
+        /* fall through */
     case '-':
     case '_':
     case '#':

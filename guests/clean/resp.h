@@ -11,6 +11,7 @@ enum resp_kind {
     RESP_WRITES,  /* writes its keys, and nothing else */
     RESP_NEUTRAL, /* writes nothing; its reply is never clean */
     RESP_ALL,     /* may write everything */
+    RESP_ENDS,    /* executes or forgets what was queued in a transaction */
     RESP_MUTE,    /* writes nothing; from here on there is not one reply for each command */
     RESP_UNKNOWN  /* may write everything, and have any number of replies */
 };
@@ -20,9 +21,10 @@ struct resp_command {
     enum { RESP_COUNT, RESP_LENGTH, RESP_BYTES, RESP_END } next;
     char line[16]; /* of a number */
     uint8_t line_count;
-    char text[24]; /* the name, in lower case; after CLIENT the second word */
+    char text[24]; /* the name in lower case, or the second word */
     uint8_t text_count;
-    bool text_wrong, client;
+    bool text_wrong;
+    uint8_t parent; /* not 0: the second word is looked at, too */
     uint32_t words, word; /* words in all, and those that are whole */
     uint64_t left;        /* bytes of a word that are to come */
     uint64_t key;         /* plover_clean_key() of the word, if it is a key */
@@ -48,6 +50,7 @@ enum resp_kind resp_kind_of(const char *name, int *first, int *last, int *step);
 struct resp_reply {
     bool begun;
     bool absent;      /* something is absent, or not understood: the reply depends on more than its keys */
+    bool queued;      /* the command will be executed by EXEC */
     uint64_t left;    /* elements that are to come */
     uint64_t skipped; /* bytes of a string that are to come, with its line end */
     char line[24];    /* the beginning of an element's line */

@@ -19,24 +19,27 @@ static bool redis; /* the program is one; otherwise it is a memcached */
 void start_sockets(void)
 {
     /* Not by what is said to it: memcached executes lines that Redis's protocol takes for data. */
-    redis = strstr(program_invocation_short_name, "redis-server") || strstr(program_invocation_short_name, "valkey-server");
+    redis = strstr(program_invocation_short_name, "redis") || strstr(program_invocation_short_name, "valkey");
     active = plover_clean_open();
 }
 
 /* ---- sockets ---------------------------------------------------------------------------------- */
 
-/* Asked anew each time: descriptors are closed and used again in ways that are not seen here. */
-enum socket_kind kind_of(int fd)
+/* 0: it is no socket. Asked anew each time: descriptors are closed and used again in ways that are not seen here. */
+static int protocol_of(int fd)
 {
     int error = errno, protocol = 0;
     socklen_t bytes = sizeof protocol;
-    enum socket_kind kind = STREAM; /* also what is neither TCP nor UDP: all its bytes are unknown */
-    if (!active || getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes))
-        kind = NO_SOCKET;
-    else if (protocol == IPPROTO_UDP)
-        kind = DATAGRAMS;
+    bool socket = active && !getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes);
     errno = error;
-    return kind;
+    return socket && !protocol ? IPPROTO_RAW : protocol; /* a Unix socket has none */
+}
+
+enum socket_kind kind_of(int fd)
+{
+    int protocol = protocol_of(fd);
+    /* What is neither TCP nor UDP is followed, too: its bytes may be commands. */
+    return !protocol ? NO_SOCKET : protocol == IPPROTO_UDP ? DATAGRAMS : STREAM;
 }
 
 /* What is known of a descriptor. Only the thread that uses the descriptor changes it. */
@@ -109,7 +112,7 @@ struct stream {
     char data_last[2]; /* its last two bytes */
     struct request request;
 
-    bool counted;   /* accept() was seen */
+    bool counted;   /* it is a TCP connection, and accept() was seen */
     uint64_t taken; /* bytes that the connection has taken since */
 };
 /* Each is made when its descriptor is first used, and stays. */
@@ -450,6 +453,13 @@ void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count,
         errno = error;
         return;
     }
+    if (!bytes) {
+        /* One byte that is no command. */
+        bytes = "";
+        room = (size_t)count < room ? 2 : 1;
+        count = 1;
+        cut_short = true;
+    }
     bool filled = count > 0 && (size_t)count >= room && !(kind == STREAM && reads_data(fd));
     if (count > 0) {
         if (kind == STREAM)
@@ -464,9 +474,8 @@ void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count,
     errno = error;
 }
 
-enum socket_kind before_send(int fd, const struct msghdr *message, struct request *after)
+void before_send(int fd, enum socket_kind kind, const struct msghdr *message, struct request *after)
 {
-    enum socket_kind kind = kind_of(fd);
     after->keys = 0;
     if (kind == STREAM && redis)
         redis_sends(fd, message->msg_iov, message->msg_iovlen);
@@ -474,7 +483,6 @@ enum socket_kind before_send(int fd, const struct msghdr *message, struct reques
         before_stream_send(fd, message, after);
     if (kind == DATAGRAMS)
         report(fd, message->msg_name, message->msg_namelen, message->msg_iov, message->msg_iovlen, after);
-    return kind;
 }
 
 void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after)
@@ -511,11 +519,12 @@ void after_accept(int fd)
     int error = errno;
     if (active && fd >= 0 && fd < DESCRIPTORS) {
         forget(fd); /* one that was closed unseen */
+        bool tcp = protocol_of(fd) == IPPROTO_TCP;
         struct stream *stream = redis ? NULL : stream_of(fd);
         if (stream)
-            stream->counted = true;
+            stream->counted = tcp;
         if (redis)
-            redis_accepted(fd);
+            redis_accepted(fd, tcp);
     }
     errno = error;
 }

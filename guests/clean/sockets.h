@@ -41,12 +41,12 @@ enum socket_kind kind_of(int fd);
 
 /* Around each call that reads. */
 enum socket_kind before_read(int fd);
-/* `count` is the call's result, `room` the buffer's size. */
+/* `count` is the call's result, `room` the buffer's size. Without `bytes` it is not known what was read. */
 void after_read(int fd, enum socket_kind kind, const char *bytes, ssize_t count, size_t room,
                 const struct sockaddr *from, socklen_t from_bytes, bool cut_short);
 
 /* Around each call that sends. `after` is what is known of the reply once it is sent. */
-enum socket_kind before_send(int fd, const struct msghdr *message, struct request *after);
+void before_send(int fd, enum socket_kind kind, const struct msghdr *message, struct request *after);
 void after_send(int fd, enum socket_kind kind, ssize_t count, const struct request *after);
 
 void before_close(int fd);

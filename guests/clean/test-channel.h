@@ -89,7 +89,7 @@ static struct connection connect_counted(void)
     return connection;
 }
 
-/* How many of these bytes of a connection the records of the newest cut call clean. Counts bytes twice that are
+/* How many of these bytes of a connection the records call clean, as of the newest cut. Counts bytes twice that are
  * reported twice. */
 static uint64_t clean_bytes(struct connection *connection, uint64_t from, uint64_t bytes)
 {
@@ -102,8 +102,10 @@ static uint64_t clean_bytes(struct connection *connection, uint64_t from, uint64
         uint64_t start = record->what > from ? record->what : from;
         uint64_t last = record->what + record->bytes;
         uint64_t end = last < from + bytes ? last : from + bytes;
-        if (record->cut == cut && start < end)
+        if (start < end) {
+            CHECK(record->cut == cut);
             clean += end - start;
+        }
     }
     return clean;
 }

@@ -14,7 +14,7 @@ mod datagrams;
 mod guest_clock;
 mod traffic;
 
-pub(crate) use traffic::Traffic;
+pub(crate) use traffic::{Kind, Traffic};
 
 use anyhow::{Context, Result, ensure};
 use connection::{Answered, Connection};
@@ -43,8 +43,7 @@ pub(crate) struct Options {
     /// The server.
     #[arg(long)]
     to: SocketAddr,
-    /// What to ask.
-    #[arg(long, value_enum)]
+    #[command(flatten)]
     traffic: Traffic,
     /// Connections.
     #[arg(long)]
@@ -220,10 +219,14 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    fn options(to: SocketAddr, traffic: Traffic, batch: u32) -> Options {
+    fn options(to: SocketAddr, kind: Kind, batch: u32) -> Options {
         Options {
             to,
-            traffic,
+            traffic: Traffic {
+                kind,
+                updates: 5,
+                value_bytes: 100,
+            },
             connections: 3,
             batch,
             warm_up_ms: 10,
@@ -270,7 +273,7 @@ mod tests {
     #[test]
     fn batches_are_counted_by_their_requests() {
         let to = server(b":1\r\n", b'*');
-        let measured = answered(&options(to, Traffic::RedisIncr, 10)).unwrap();
+        let measured = answered(&options(to, Kind::RedisIncr, 10)).unwrap();
         assert_eq!(measured.requests % 10, 0);
         let latency = measured.latency.unwrap();
         assert!(latency.p50_us <= latency.p99_us);
@@ -279,7 +282,7 @@ mod tests {
     #[test]
     fn a_server_that_says_no_is_an_error() {
         let to = server(b"-ERR no\r\n", b'*');
-        let options = options(to, Traffic::RedisTime, 1);
+        let options = options(to, Kind::RedisTime, 1);
         let error = answered(&options).unwrap_err().to_string();
         assert!(error.contains("ERR no"), "{error}");
     }
@@ -288,16 +291,16 @@ mod tests {
     fn nobody_there_is_an_error_and_silence_is_none() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let to = listener.local_addr().unwrap();
-        let silent = load(&options(to, Traffic::RedisTime, 1), || Ok(())).unwrap();
+        let silent = load(&options(to, Kind::RedisTime, 1), || Ok(())).unwrap();
         assert_eq!((silent.requests, silent.latency), (0, None));
         drop(listener);
-        assert!(answered(&options(to, Traffic::RedisTime, 1)).is_err());
+        assert!(answered(&options(to, Kind::RedisTime, 1)).is_err());
     }
 
     #[test]
     fn a_server_that_is_read_is_filled_first() {
         let to = server(b"STORED\r\n", b's');
-        fill(&options(to, Traffic::MemcachedReads, 1)).unwrap();
+        fill(&options(to, Kind::Memcached, 1)).unwrap();
     }
 
     #[test]

@@ -9,81 +9,78 @@ const KEYS: u64 = 10_000;
 
 /// A kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Traffic {
-    /// Redis: half SET, half GET, by chance, of ten thousand keys with values of 8 bytes.
-    RedisMixed,
+pub(crate) enum Kind {
+    /// Redis: SET and GET by chance, of ten thousand keys.
+    Redis,
     /// Redis: INCR of one key that all connections share.
     RedisIncr,
     /// Redis: TIME, whose answer differs between any two machines.
     RedisTime,
-    /// memcached: nineteen of twenty requests get, one sets; ten thousand keys, 100 bytes each.
-    MemcachedReads,
-    /// The same over UDP, each request and each answer in a datagram; values of 1 KiB.
-    MemcachedDatagrams,
-    /// The same, and all requests get.
-    MemcachedDatagramsRead,
-    /// The same, and a quarter of the requests set.
-    MemcachedDatagramsUpdate,
+    /// memcached: set and get by chance, of ten thousand keys.
+    Memcached,
+    /// The same over UDP, each request and each answer in a datagram.
+    MemcachedUdp,
+}
+
+/// The requests of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Traffic {
+    /// What to ask.
+    #[arg(long = "traffic", value_enum)]
+    pub kind: Kind,
+    /// How many of a hundred requests write.
+    #[arg(long)]
+    pub updates: u64,
+    /// The bytes of a value.
+    #[arg(long)]
+    pub value_bytes: usize,
 }
 
 impl Traffic {
     /// Whether a Redis takes it.
     pub fn is_of_redis(self) -> bool {
-        matches!(self, Self::RedisMixed | Self::RedisIncr | Self::RedisTime)
+        matches!(self.kind, Kind::Redis | Kind::RedisIncr | Kind::RedisTime)
     }
 
     /// Whether it goes over UDP.
     pub fn is_datagrams(self) -> bool {
-        !self.is_of_redis() && self != Self::MemcachedReads
-    }
-
-    /// How many of twenty requests write.
-    fn writes_of_twenty(self) -> u64 {
-        match self {
-            Self::RedisMixed => 10,
-            Self::RedisIncr => 20,
-            Self::RedisTime | Self::MemcachedDatagramsRead => 0,
-            Self::MemcachedReads | Self::MemcachedDatagrams => 1,
-            Self::MemcachedDatagramsUpdate => 5,
-        }
-    }
-
-    /// memcached's: the bytes of a value.
-    fn value_bytes(self) -> usize {
-        if self.is_datagrams() { 1024 } else { 100 }
+        self.kind == Kind::MemcachedUdp
     }
 
     /// Adds one request.
     pub fn request(self, random: &mut SplitMix64, out: &mut Vec<u8>) {
         let key = random.range(0, KEYS - 1);
-        let writes = random.range(0, 19) < self.writes_of_twenty();
+        let writes = random.range(0, 99) < self.updates;
         // Writing into a vector cannot fail.
-        let _ = match self {
-            Self::RedisMixed if writes => {
-                let value = random.range(10_000_000, 99_999_999);
-                write!(
-                    out,
-                    "*3\r\n$3\r\nSET\r\n$9\r\nkey:{key:05}\r\n$8\r\n{value}\r\n"
-                )
-            }
-            Self::RedisMixed => write!(out, "*2\r\n$3\r\nGET\r\n$9\r\nkey:{key:05}\r\n"),
-            Self::RedisIncr => write!(out, "*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n"),
-            Self::RedisTime => write!(out, "*1\r\n$4\r\nTIME\r\n"),
+        let _ = match self.kind {
+            Kind::RedisIncr => write!(out, "*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n"),
+            Kind::RedisTime => write!(out, "*1\r\n$4\r\nTIME\r\n"),
             _ if writes => write!(out, "{}", self.set(key, random.next_u64())),
-            _ => write!(out, "get key:{key:05}\r\n"),
+            Kind::Redis => write!(out, "*2\r\n$3\r\nGET\r\n$9\r\nkey:{key:05}\r\n"),
+            Kind::Memcached | Kind::MemcachedUdp => write!(out, "get key:{key:05}\r\n"),
         };
     }
 
-    /// memcached's request to set a key.
+    /// The request to set a key.
     fn set(self, key: u64, value: u64) -> String {
-        let bytes = self.value_bytes();
-        format!("set key:{key:05} 0 0 {bytes}\r\n{value:0bytes$}\r\n")
+        let bytes = self.value_bytes;
+        let mut value = format!("{value:0bytes$}");
+        value.truncate(bytes);
+        if self.is_of_redis() {
+            return format!(
+                "*3\r\n$3\r\nSET\r\n$9\r\nkey:{key:05}\r\n${bytes}\r\n{value}\r\n"
+            );
+        }
+        format!("set key:{key:05} 0 0 {bytes}\r\n{value}\r\n")
     }
 
     /// Requests that fill the server before anything is measured: `None` after the last.
     pub fn filling(self, number: u64) -> Option<String> {
-        let wanted = !self.is_of_redis() && number < KEYS;
-        wanted.then(|| self.set(number, number))
+        let keys = matches!(
+            self.kind,
+            Kind::Redis | Kind::Memcached | Kind::MemcachedUdp
+        );
+        (keys && number < KEYS).then(|| self.set(number, number))
     }
 
     /// The length of the first answer in `bytes`. `None` if part of it is missing.
@@ -91,9 +88,10 @@ impl Traffic {
     /// # Errors
     /// The server refused the request, or what it says is not its protocol.
     pub fn answer(self, bytes: &[u8]) -> Result<Option<usize>> {
-        match self {
-            Self::RedisMixed | Self::RedisIncr | Self::RedisTime => resp(bytes),
-            _ => memcached(bytes),
+        if self.is_of_redis() {
+            resp(bytes)
+        } else {
+            memcached(bytes)
         }
     }
 }
@@ -155,45 +153,53 @@ fn memcached(bytes: &[u8]) -> Result<Option<usize>> {
 mod tests {
     use super::*;
 
+    const fn traffic(kind: Kind) -> Traffic {
+        Traffic {
+            kind,
+            updates: 50,
+            value_bytes: 8,
+        }
+    }
+
     /// Every answer is found whole, and no part of it is taken for an answer.
     #[test]
     fn answers_end_where_they_end() {
-        for (traffic, answer) in [
-            (Traffic::RedisMixed, &b"+OK\r\n"[..]),
-            (Traffic::RedisMixed, b"$8\r\n12345678\r\n"),
-            (Traffic::RedisMixed, b"$-1\r\n"),
-            (Traffic::RedisIncr, b":17\r\n"),
+        for (kind, answer) in [
+            (Kind::Redis, &b"+OK\r\n"[..]),
+            (Kind::Redis, b"$8\r\n12345678\r\n"),
+            (Kind::Redis, b"$-1\r\n"),
+            (Kind::RedisIncr, b":17\r\n"),
             (
-                Traffic::RedisTime,
+                Kind::RedisTime,
                 b"*2\r\n$10\r\n1700000000\r\n$2\r\n17\r\n",
             ),
-            (Traffic::MemcachedReads, b"STORED\r\n"),
-            (Traffic::MemcachedReads, b"END\r\n"),
+            (Kind::Memcached, b"STORED\r\n"),
+            (Kind::Memcached, b"END\r\n"),
             (
-                Traffic::MemcachedReads,
+                Kind::Memcached,
                 b"VALUE key:00001 0 4\r\n\r\nEN\r\nEND\r\n",
             ),
         ] {
             for end in 0..answer.len() {
-                assert_eq!(traffic.answer(&answer[..end]).unwrap(), None, "{end}");
+                assert_eq!(traffic(kind).answer(&answer[..end]).unwrap(), None, "{end}");
             }
             let two = [answer, b"+OK\r\n"].concat();
-            assert_eq!(traffic.answer(&two).unwrap(), Some(answer.len()));
+            assert_eq!(traffic(kind).answer(&two).unwrap(), Some(answer.len()));
         }
     }
 
     #[test]
     fn a_refusal_is_an_error_in_the_servers_words() {
-        for (traffic, answer, words) in [
-            (Traffic::RedisMixed, &b"-OOM full\r\n"[..], "OOM full"),
-            (Traffic::RedisMixed, b"\r\n", "answers"),
+        for (kind, answer, words) in [
+            (Kind::Redis, &b"-OOM full\r\n"[..], "OOM full"),
+            (Kind::Redis, b"\r\n", "answers"),
             (
-                Traffic::MemcachedReads,
+                Kind::Memcached,
                 b"SERVER_ERROR out\r\n",
                 "SERVER_ERROR",
             ),
         ] {
-            let said = traffic.answer(answer).unwrap_err().to_string();
+            let said = traffic(kind).answer(answer).unwrap_err().to_string();
             assert!(said.contains(words), "{said}");
         }
     }
@@ -202,12 +208,12 @@ mod tests {
     fn both_kinds_of_requests_come() {
         let mut random = SplitMix64::new(1);
         let mut out = Vec::new();
-        (0..1000).for_each(|_| Traffic::RedisMixed.request(&mut random, &mut out));
+        (0..1000).for_each(|_| traffic(Kind::Redis).request(&mut random, &mut out));
         let text = String::from_utf8(out).unwrap();
         let sets = text.matches("SET").count();
         assert!((400..600).contains(&sets), "{sets} of 1000");
         assert_eq!(sets + text.matches("GET").count(), 1000);
-        assert!(Traffic::MemcachedReads.filling(KEYS).is_none());
-        assert!(Traffic::RedisIncr.filling(0).is_none());
+        assert!(traffic(Kind::Memcached).filling(KEYS).is_none());
+        assert!(traffic(Kind::RedisIncr).filling(0).is_none());
     }
 }

@@ -37,11 +37,13 @@ pub(crate) fn measure(
             connections,
             batch,
         } => {
-            let traffic = clap::ValueEnum::to_possible_value(&traffic);
-            let traffic = traffic.context("every traffic has a name")?;
+            let kind = clap::ValueEnum::to_possible_value(&traffic.kind);
+            let kind = kind.context("every kind of traffic has a name")?;
             let pairs = [
                 ("--to", format!("{}:{port}", lab.guest_ip()?)),
-                ("--traffic", traffic.get_name().to_owned()),
+                ("--traffic", kind.get_name().to_owned()),
+                ("--updates", traffic.updates.to_string()),
+                ("--value-bytes", traffic.value_bytes.to_string()),
                 ("--connections", connections.to_string()),
                 ("--batch", batch.to_string()),
                 ("--warm-up-ms", spans.warm_up_ms.to_string()),
@@ -84,7 +86,7 @@ pub(crate) fn measure(
 }
 
 /// Our own client, which prints when its time begins.
-fn own(lab: &Lab, options: [String; 6]) -> Result<(Measured, Window)> {
+fn own(lab: &Lab, options: [String; 8]) -> Result<(Measured, Window)> {
     let me = std::env::current_exe().context("cannot find the program that is running")?;
     let mut command = lab.on_client(&[me.as_os_str(), "client".as_ref()])?;
     command

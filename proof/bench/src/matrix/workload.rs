@@ -1,6 +1,6 @@
 //! The workloads of guests, as data.
 
-use crate::client::Traffic;
+use crate::client::{Kind, Traffic};
 
 /// A server in a guest, and what its client does.
 #[derive(Clone, Copy, Debug)]
@@ -56,82 +56,98 @@ impl Client {
     }
 }
 
-const fn redis(traffic: Traffic, batch: u32) -> Client {
+const fn own(port: u16, kind: Kind, updates: u64, value_bytes: usize, batch: u32) -> Client {
     Client::Own {
-        port: 6379,
-        traffic,
+        port,
+        traffic: Traffic {
+            kind,
+            updates,
+            value_bytes,
+        },
         connections: 16,
         batch,
     }
 }
 
-const fn memcached(traffic: Traffic) -> Client {
-    Client::Own {
-        port: 11211,
-        traffic,
-        connections: 16,
-        batch: 1,
+const fn redis(kind: Kind, updates: u64, value_bytes: usize, batch: u32) -> Client {
+    own(6379, kind, updates, value_bytes, batch)
+}
+
+const fn memcached(kind: Kind, updates: u64, value_bytes: usize) -> Client {
+    own(11211, kind, updates, value_bytes, 1)
+}
+
+/// One point of COLO++'s figures 5 and 6.
+const fn colo_plus_plus(name: &'static str, updates: u64, value_bytes: usize) -> Workload {
+    Workload {
+        name,
+        what: "memcached, values of so many KiB, so many of a hundred requests set (COLO++, figures 5 and 6)",
+        guest: "memcached",
+        writes: false,
+        client: memcached(Kind::Memcached, updates, value_bytes),
     }
 }
 
 /// All of them, those of one guest in a row.
-pub(crate) const ALL: [Workload; 14] = [
+pub(crate) const ALL: [Workload; 22] = [
     Workload {
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
         guest: "redis",
         writes: true,
-        client: redis(Traffic::RedisMixed, 1),
+        client: redis(Kind::Redis, 50, 8, 1),
     },
     Workload {
         name: "redis-batched",
         what: "Redis, half SET, half GET, in batches of 1000 on each of 16 connections",
         guest: "redis",
         writes: true,
-        client: redis(Traffic::RedisMixed, 1000),
+        client: redis(Kind::Redis, 50, 8, 1000),
+    },
+    Workload {
+        name: "redis-reads",
+        what: "Redis, 19 of 20 requests GET, values of 100 bytes, 16 connections: with clean replies most leave at once",
+        guest: "redis",
+        writes: false,
+        client: redis(Kind::Redis, 5, 100, 1),
     },
     Workload {
         name: "redis-incr",
         what: "Redis, INCR of one key that 16 connections share",
         guest: "redis",
         writes: true,
-        client: redis(Traffic::RedisIncr, 1),
+        client: redis(Kind::RedisIncr, 100, 8, 1),
     },
     Workload {
         name: "redis-time",
         what: "Redis, TIME on 16 connections: the two guests' answers always differ",
         guest: "redis",
         writes: false,
-        client: redis(Traffic::RedisTime, 1),
+        client: redis(Kind::RedisTime, 0, 8, 1),
     },
     Workload {
         name: "memcached",
         what: "memcached, 19 of 20 requests get, 16 connections",
         guest: "memcached",
         writes: false,
-        client: memcached(Traffic::MemcachedReads),
+        client: memcached(Kind::Memcached, 5, 100),
     },
     Workload {
         name: "memcached-udp",
         what: "memcached, 19 of 20 requests get, 16 clients over UDP, values of 1 KiB: with clean replies most leave at once",
         guest: "memcached",
         writes: false,
-        client: memcached(Traffic::MemcachedDatagrams),
+        client: memcached(Kind::MemcachedUdp, 5, 1024),
     },
-    Workload {
-        name: "memcached-udp-0",
-        what: "the same, all requests get",
-        guest: "memcached",
-        writes: false,
-        client: memcached(Traffic::MemcachedDatagramsRead),
-    },
-    Workload {
-        name: "memcached-udp-25",
-        what: "the same, a quarter of the requests set",
-        guest: "memcached",
-        writes: false,
-        client: memcached(Traffic::MemcachedDatagramsUpdate),
-    },
+    colo_plus_plus("memcached-1k-0", 0, 1024),
+    colo_plus_plus("memcached-1k-5", 5, 1024),
+    colo_plus_plus("memcached-1k-25", 25, 1024),
+    colo_plus_plus("memcached-2k-0", 0, 2048),
+    colo_plus_plus("memcached-2k-5", 5, 2048),
+    colo_plus_plus("memcached-2k-25", 25, 2048),
+    colo_plus_plus("memcached-4k-0", 0, 4096),
+    colo_plus_plus("memcached-4k-5", 5, 4096),
+    colo_plus_plus("memcached-4k-25", 25, 4096),
     Workload {
         name: "nginx",
         what: "nginx, a static page, 16 connections",
