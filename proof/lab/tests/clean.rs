@@ -1,13 +1,15 @@
-//! Clean replies (docs/decisions/0065): reads of a stock memcached leave without waiting for a checkpoint, and no client
-//! sees a key go back, whichever host dies.
+//! Clean replies (docs/decisions/0065 and 0081): reads of a stock memcached and Redis leave without waiting for a checkpoint, and no
+//! client sees a key go back, whichever host is lost.
 
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::Lab;
+use plover_lab::Fault;
 use plover_lab::guests::Guest;
 use plover_lab::net::Namespace;
 use plover_lab::operate;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
+use plover_lab_proof::redis::Connection;
 use plover_lab_proof::script::total;
 use plover_lab_proof::{
     PATIENCE, kill_leader, overlay, prove_on, restart_as_witness, role, wait_for,
@@ -23,92 +25,117 @@ use std::time::Duration;
 /// Reads between two looks at the counters.
 const READS: u64 = 200;
 
-/// The way to memcached.
+/// Longer than any failover. A connection that the next leader does not reset would wait for ever.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// The way to the server.
 enum Link {
-    /// With the number of the newest request.
+    /// To memcached, with the number of the newest request.
     Udp(UdpSocket, u16),
-    Tcp(TcpStream),
+    Memcached(TcpStream),
+    Redis(Connection),
 }
 
-/// A client of memcached. It asks until it is answered; a connection that is reset is opened anew.
-struct Client {
-    network: Namespace,
-    service: SocketAddrV4,
-    link: Link,
-    resets: u64,
-}
-
-impl Client {
-    fn udp(lab: &Lab) -> Result<Self> {
-        let (network, service) = (lab.topology().client(), lab.service());
-        let socket = network.run(|| -> Result<UdpSocket> {
-            let socket = UdpSocket::bind("0.0.0.0:0")?;
-            socket.connect(service)?;
-            socket.set_read_timeout(Some(Duration::from_millis(300)))?;
-            Ok(socket)
-        })?;
-        Ok(Self {
-            network,
-            service,
-            link: Link::Udp(socket, 0),
-            resets: 0,
-        })
+impl Link {
+    fn udp(service: SocketAddrV4) -> Result<Self> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(service)?;
+        socket.set_read_timeout(Some(Duration::from_millis(300)))?;
+        Ok(Self::Udp(socket, 0))
     }
 
-    fn tcp(lab: &Lab) -> Result<Self> {
-        let (network, service) = (lab.topology().client(), lab.service());
-        Ok(Self {
-            link: Link::Tcp(connect(&network, service)?),
-            network,
-            service,
-            resets: 0,
-        })
+    fn memcached(service: SocketAddrV4) -> Result<Self> {
+        let stream = TcpStream::connect(service)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        Ok(Self::Memcached(stream))
     }
 
-    /// One request and its answer, over UDP each of one datagram.
-    fn ask(&mut self, line: &str, end: &str) -> Result<String> {
-        match &mut self.link {
-            Link::Udp(socket, request) => {
-                *request = request.wrapping_add(1);
-                ask_udp(socket, *request, line)
-            }
-            Link::Tcp(_) => self.ask_tcp(line, end),
-        }
-    }
-
-    fn ask_tcp(&mut self, line: &str, end: &str) -> Result<String> {
-        for _ in 0..5 {
-            let Link::Tcp(stream) = &mut self.link else {
-                bail!("it speaks UDP");
-            };
-            match answer_of(stream, line, end) {
-                Ok(answer) => return Ok(answer),
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
-                    self.resets += 1;
-                    self.link = Link::Tcp(connect(&self.network, self.service)?);
-                }
-                Err(error) => return Err(error).context("memcached's connection"),
-            }
-        }
-        bail!("the connection is reset again and again")
+    fn redis(service: SocketAddrV4) -> Result<Self> {
+        Ok(Self::Redis(Connection::open(service, SILENCE)?))
     }
 
     fn set(&mut self, key: &str, value: u64) -> Result<()> {
         let value = value.to_string();
         let line = format!("set {key} 0 0 {}\r\n{value}\r\n", value.len());
-        let answer = self.ask(&line, "STORED\r\n")?;
+        let answer = match self {
+            Self::Redis(redis) => return Ok(redis.set(key, &value)?),
+            Self::Memcached(stream) => answer_of(stream, &line, "STORED\r\n")?,
+            Self::Udp(socket, number) => ask_udp(socket, number, &line)?,
+        };
         ensure!(answer == "STORED\r\n", "set: {answer:?}");
         Ok(())
     }
 
     fn get(&mut self, key: &str) -> Result<u64> {
-        let answer = self.ask(&format!("get {key}\r\n"), "END\r\n")?;
-        let value = answer.lines().nth(1).and_then(|value| value.parse().ok());
+        let line = format!("get {key}\r\n");
+        let answer = match self {
+            Self::Redis(redis) => {
+                let value = redis.get(key)?.unwrap_or_default();
+                String::from_utf8_lossy(&value).into_owned()
+            }
+            Self::Memcached(stream) => answer_of(stream, &line, "END\r\n")?,
+            Self::Udp(socket, number) => ask_udp(socket, number, &line)?,
+        };
+        let value = match self {
+            Self::Redis(_) => Some(answer.as_str()),
+            _ => answer.lines().nth(1),
+        };
+        let value = value.and_then(|value| value.parse().ok());
         value.with_context(|| format!("get {key}: {answer:?}"))
     }
 }
 
-fn ask_udp(socket: &UdpSocket, number: u16, line: &str) -> Result<String> {
+/// A client. It asks until it is answered; a connection that is reset is opened anew.
+struct Client {
+    network: Namespace,
+    service: SocketAddrV4,
+    open: fn(SocketAddrV4) -> Result<Link>,
+    link: Link,
+    resets: u64,
+}
+
+impl Client {
+    fn new(lab: &Lab, open: fn(SocketAddrV4) -> Result<Link>) -> Result<Self> {
+        let (network, service) = (lab.topology().client(), lab.service());
+        Ok(Self {
+            link: network.run(|| open(service))?,
+            network,
+            service,
+            open,
+            resets: 0,
+        })
+    }
+
+    fn ask<T>(&mut self, ask: impl Fn(&mut Link) -> Result<T>) -> Result<T> {
+        for _ in 0..5 {
+            match ask(&mut self.link) {
+                Err(error) if is_reset(&error) => self.resets += 1,
+                answer => return answer,
+            }
+            let (open, service) = (self.open, self.service);
+            self.link = self.network.run(|| open(service))?;
+        }
+        bail!("the connection is reset again and again")
+    }
+
+    fn set(&mut self, key: &str, value: u64) -> Result<()> {
+        self.ask(|link| link.set(key, value))
+    }
+
+    fn get(&mut self, key: &str) -> Result<u64> {
+        self.ask(|link| link.get(key))
+    }
+}
+
+fn is_reset(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    error.is_some_and(|error| error.kind() == ErrorKind::ConnectionReset)
+}
+
+/// One request and its answer, each of one datagram.
+fn ask_udp(socket: &UdpSocket, number: &mut u16, line: &str) -> Result<String> {
+    *number = number.wrapping_add(1);
     let [high, low] = number.to_be_bytes();
     let mut request = vec![high, low, 0, 0, 0, 1, 0, 0];
     request.extend(line.as_bytes());
@@ -128,14 +155,6 @@ fn ask_udp(socket: &UdpSocket, number: u16, line: &str) -> Result<String> {
         }
     }
     bail!("memcached does not answer '{}'", line.trim_end())
-}
-
-fn connect(network: &Namespace, service: SocketAddrV4) -> Result<TcpStream> {
-    let stream = network.run(|| Ok(TcpStream::connect(service)?))?;
-    stream.set_nodelay(true)?;
-    // Longer than any failover. A connection that the next leader does not reset would wait for ever.
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    Ok(stream)
 }
 
 fn answer_of(stream: &mut TcpStream, line: &str, end: &str) -> std::io::Result<String> {
@@ -205,24 +224,65 @@ fn read(mut client: Client, written: &Written) -> Result<u64> {
     Ok(reads)
 }
 
-/// Leaders die under readers and a writer of one key.
+/// How leaders are lost.
+enum Loss {
+    /// Each host dies.
+    Kill,
+    /// The first stands still, the second is cut off from the others, and both come back.
+    StopAndCut,
+}
+
+/// The leader is lost for a while. It comes back when another leads, and must say nothing to clients.
+fn outlast_leader(lab: &Lab, progress: &Progress, loss: Fault, back: Fault) -> Result<()> {
+    let mut traces = lab.traces();
+    lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
+    let leader = lab.find(&role("leader"))?;
+    lab.fault(loss, leader)?;
+    progress.say(format!("replica {leader}: {loss}"));
+    wait_for(progress, "another leads", || {
+        let status = lab.status();
+        let others = || status.replicas.iter().filter(|it| it.id != leader);
+        Ok(others().any(|it| it.role == "leader"))
+    })?;
+    lab.fault(back, leader)?;
+    progress.say(format!("replica {leader}: {back}"));
+    wait_for(progress, &format!("replica {leader} is witness"), || {
+        let status = lab.status();
+        Ok(status.replica(leader).is_some_and(|it| it.role == "witness"))
+    })?;
+    lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
+    Ok(())
+}
+
+/// Leaders are lost under readers and a writer of one key.
 fn keys_never_go_back(
     lab: &mut Lab,
     progress: &Progress,
-    open: impl Fn(&Lab) -> Result<Client>,
+    open: fn(SocketAddrV4) -> Result<Link>,
+    loss: &Loss,
 ) -> Result<u64> {
-    let mut client = open(lab)?;
+    let mut client = Client::new(lab, open)?;
     client.set("still", 1)?;
     let written = Written::default();
-    let (writer, reader) = (open(lab)?, open(lab)?);
+    let (writer, reader) = (Client::new(lab, open)?, Client::new(lab, open)?);
     thread::scope(|scope| {
         let writing = scope.spawn(|| write(writer, &written));
         let reading = scope.spawn(|| read(reader, &written));
         let mut script = || -> Result<()> {
-            for _ in 0..2 {
+            for round in 0..2 {
                 reads_leave_at_once(lab, progress, &mut client)?;
-                let dead = kill_leader(lab, progress)?;
-                restart_as_witness(lab, dead, progress)?;
+                match (loss, round) {
+                    (Loss::Kill, _) => {
+                        let dead = kill_leader(lab, progress)?;
+                        restart_as_witness(lab, dead, progress)?;
+                    }
+                    (Loss::StopAndCut, 0) => {
+                        outlast_leader(lab, progress, Fault::Stop, Fault::Continue)?;
+                    }
+                    (Loss::StopAndCut, _) => {
+                        outlast_leader(lab, progress, Fault::Cut { from: None }, Fault::Heal)?;
+                    }
+                }
             }
             reads_leave_at_once(lab, progress, &mut client)
         };
@@ -246,9 +306,9 @@ fn hand_over(lab: &Lab, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-fn options(overlay: &Path) -> Options {
+fn options(guest: Guest, overlay: &Path) -> Options {
     Options {
-        guest: Guest::Memcached,
+        guest,
         // A reply that is not clean waits for the next of ten checkpoints a second.
         policy: "remus-100".parse().expect("there is such a policy"),
         overlay: Some(overlay.to_path_buf()),
@@ -259,8 +319,9 @@ fn options(overlay: &Path) -> Options {
 #[test]
 fn reads_leave_at_once_and_never_go_back() {
     let overlay = overlay("[policy]\nclean_replies = true\n");
-    prove_on("t-clean", options(&overlay), |lab, progress| {
-        keys_never_go_back(lab, progress, Client::udp).map(drop)
+    let options = options(Guest::Memcached, &overlay);
+    prove_on("t-clean", options, |lab, progress| {
+        keys_never_go_back(lab, progress, Link::udp, &Loss::Kill).map(drop)
     });
 }
 
@@ -269,14 +330,27 @@ fn reads_leave_at_once_and_never_go_back() {
 #[test]
 fn reads_over_tcp_leave_at_once_and_a_takeover_resets_their_connections() {
     let overlay = overlay("[policy]\nclean_replies = true\n");
-    prove_on("t-clean-tcp", options(&overlay), |lab, progress| {
-        let resets = keys_never_go_back(lab, progress, Client::tcp)?;
+    let options = options(Guest::Memcached, &overlay);
+    prove_on("t-clean-tcp", options, |lab, progress| {
+        let resets = keys_never_go_back(lab, progress, Link::memcached, &Loss::Kill)?;
         ensure!(resets == 2, "{resets} resets in two takeovers");
-        let mut client = Client::tcp(lab)?;
+        let mut client = Client::new(lab, Link::memcached)?;
         reads_leave_at_once(lab, progress, &mut client)?;
         hand_over(lab, progress)?;
         reads_leave_at_once(lab, progress, &mut client)?;
         ensure!(client.resets == 0, "a planned takeover resets connections");
+        Ok(())
+    });
+}
+
+/// The same of Redis, whose leaders come back.
+#[test]
+fn reads_of_redis_leave_at_once_and_a_leader_that_comes_back_says_nothing() {
+    let overlay = overlay("[policy]\nclean_replies = true\n");
+    let options = options(Guest::Redis, &overlay);
+    prove_on("t-clean-redis", options, |lab, progress| {
+        let resets = keys_never_go_back(lab, progress, Link::redis, &Loss::StopAndCut)?;
+        ensure!(resets == 2, "{resets} resets in two takeovers");
         Ok(())
     });
 }
