@@ -2,8 +2,8 @@
 //! client sees a key go back, whichever host is lost.
 
 use anyhow::{Context, Result, bail, ensure};
-use plover_lab::Lab;
 use plover_lab::Fault;
+use plover_lab::Lab;
 use plover_lab::guests::Guest;
 use plover_lab::net::Namespace;
 use plover_lab::operate;
@@ -248,7 +248,9 @@ fn outlast_leader(lab: &Lab, progress: &Progress, loss: Fault, back: Fault) -> R
     progress.say(format!("replica {leader}: {back}"));
     wait_for(progress, &format!("replica {leader} is witness"), || {
         let status = lab.status();
-        Ok(status.replica(leader).is_some_and(|it| it.role == "witness"))
+        Ok(status
+            .replica(leader)
+            .is_some_and(|it| it.role == "witness"))
     })?;
     lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
     Ok(())
@@ -334,6 +336,9 @@ fn reads_over_tcp_leave_at_once_and_a_takeover_resets_their_connections() {
     prove_on("t-clean-tcp", options, |lab, progress| {
         let resets = keys_never_go_back(lab, progress, Link::memcached, &Loss::Kill)?;
         ensure!(resets == 2, "{resets} resets in two takeovers");
+        let leader = lab.find(&role("leader"))?;
+        let log = std::fs::read_to_string(lab.files(leader).log())?;
+        ensure!(log.contains("connections_reset"), "no word of resets");
         let mut client = Client::new(lab, Link::memcached)?;
         reads_leave_at_once(lab, progress, &mut client)?;
         hand_over(lab, progress)?;

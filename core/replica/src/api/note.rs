@@ -50,6 +50,12 @@ pub enum Note {
         /// The view.
         view: View,
     },
+    /// Resets the connections over which clients may have got clean replies that its guest has not sent
+    /// (docs/decisions/0081).
+    ConnectionsReset {
+        /// How many.
+        connections: usize,
+    },
     /// A new in-sync set is committed.
     InSync {
         /// The set.

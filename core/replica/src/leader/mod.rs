@@ -172,7 +172,10 @@ impl Leader {
             self.slot.started = cx.now;
             cx.out.push(Action::FaceClients(true));
             self.announce(cx);
-            self.resets.serve(cx.now);
+            let connections = self.resets.serve(cx.now);
+            if connections > 0 {
+                cx.note(Note::ConnectionsReset { connections });
+            }
             let view = cx.group.view;
             cx.note(Note::Serving { view });
         }

@@ -68,11 +68,12 @@ impl Resets {
         self.doomed.extend(doomed);
     }
 
-    /// This leader faces clients.
-    pub fn serve(&mut self, now: Micros) {
+    /// This leader faces clients. Returns how many connections are to be reset.
+    pub fn serve(&mut self, now: Micros) -> usize {
         for doomed in self.doomed.values_mut() {
             doomed.ask_at = now + FIRST;
         }
+        self.doomed.len()
     }
 
     /// Those that the next leader would have to reset as well.

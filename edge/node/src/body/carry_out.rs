@@ -392,6 +392,12 @@ impl Body {
             Note::Serving { view } => {
                 tracing::info!(event = "serving", %view, "clients are served from here")
             }
+            Note::ConnectionsReset { connections } => tracing::info!(
+                event = "connections_reset",
+                connections,
+                "clean replies may have left over {connections} connections that this replica cannot continue: it resets them, \
+                 and clients connect again"
+            ),
             Note::Peer { peer, alive } => self.on_peer(*peer, *alive),
             Note::Wakes { inputs } => tracing::info!(
                 event = "guest_wakes",

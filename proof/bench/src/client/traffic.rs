@@ -67,9 +67,7 @@ impl Traffic {
         let mut value = format!("{value:0bytes$}");
         value.truncate(bytes);
         if self.is_of_redis() {
-            return format!(
-                "*3\r\n$3\r\nSET\r\n$9\r\nkey:{key:05}\r\n${bytes}\r\n{value}\r\n"
-            );
+            return format!("*3\r\n$3\r\nSET\r\n$9\r\nkey:{key:05}\r\n${bytes}\r\n{value}\r\n");
         }
         format!("set key:{key:05} 0 0 {bytes}\r\n{value}\r\n")
     }
@@ -169,16 +167,10 @@ mod tests {
             (Kind::Redis, b"$8\r\n12345678\r\n"),
             (Kind::Redis, b"$-1\r\n"),
             (Kind::RedisIncr, b":17\r\n"),
-            (
-                Kind::RedisTime,
-                b"*2\r\n$10\r\n1700000000\r\n$2\r\n17\r\n",
-            ),
+            (Kind::RedisTime, b"*2\r\n$10\r\n1700000000\r\n$2\r\n17\r\n"),
             (Kind::Memcached, b"STORED\r\n"),
             (Kind::Memcached, b"END\r\n"),
-            (
-                Kind::Memcached,
-                b"VALUE key:00001 0 4\r\n\r\nEN\r\nEND\r\n",
-            ),
+            (Kind::Memcached, b"VALUE key:00001 0 4\r\n\r\nEN\r\nEND\r\n"),
         ] {
             for end in 0..answer.len() {
                 assert_eq!(traffic(kind).answer(&answer[..end]).unwrap(), None, "{end}");
@@ -193,11 +185,7 @@ mod tests {
         for (kind, answer, words) in [
             (Kind::Redis, &b"-OOM full\r\n"[..], "OOM full"),
             (Kind::Redis, b"\r\n", "answers"),
-            (
-                Kind::Memcached,
-                b"SERVER_ERROR out\r\n",
-                "SERVER_ERROR",
-            ),
+            (Kind::Memcached, b"SERVER_ERROR out\r\n", "SERVER_ERROR"),
         ] {
             let said = traffic(kind).answer(answer).unwrap_err().to_string();
             assert!(said.contains(words), "{said}");
