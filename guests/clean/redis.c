@@ -41,6 +41,12 @@ struct connection {
 /* Each is made when its descriptor is first used, and stays. Only the thread that uses the descriptor changes it. */
 static struct connection *connections[DESCRIPTORS];
 
+/* Those of descriptors over which nothing was read or accepted are not known. */
+static struct connection *known(int fd)
+{
+    return fd >= 0 && fd < DESCRIPTORS ? connections[fd] : NULL;
+}
+
 static struct connection *connection_of(int fd)
 {
     if (fd < 0 || fd >= DESCRIPTORS)
@@ -107,7 +113,8 @@ static bool begin(struct connection *of, enum resp_kind kind)
     of->lost |= kind == RESP_MUTE || kind == RESP_UNKNOWN;
     if (of->lost) {
         asked->newest = of->whole;
-        if (kind != RESP_NEUTRAL && kind != RESP_MUTE && kind != RESP_READS)
+        /* Writes that EXEC executes are in progress. */
+        if (kind == RESP_WRITES || kind == RESP_ALL || kind == RESP_UNKNOWN)
             begin_all(of);
         return true;
     }
@@ -239,7 +246,7 @@ static bool follow(struct connection *of, int fd, const char *bytes, size_t coun
 
 void redis_sends(int fd, const struct iovec *parts, size_t count)
 {
-    struct connection *of = connection_of(fd);
+    struct connection *of = known(fd);
     if (!of || !of->accepted)
         return;
     struct run run = {.cut = 0};
@@ -254,7 +261,7 @@ void redis_sends(int fd, const struct iovec *parts, size_t count)
 
 void redis_sent(int fd, size_t bytes)
 {
-    struct connection *of = connection_of(fd);
+    struct connection *of = known(fd);
     if (of)
         of->taken += bytes;
 }
@@ -263,7 +270,7 @@ void redis_sent(int fd, size_t bytes)
 
 void redis_closed(int fd)
 {
-    struct connection *of = fd >= 0 && fd < DESCRIPTORS ? connections[fd] : NULL;
+    struct connection *of = known(fd);
     if (!of)
         return;
     for (; of->asked.oldest < of->whole; of->asked.oldest++)

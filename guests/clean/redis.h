@@ -1,5 +1,5 @@
-/* What the connections of a Redis or Valkey that is left unchanged have read and sent, and so what is being written and which
- * replies are clean.
+/* The connections of a Redis or Valkey that is left unchanged: by all that they have read and sent, the writes in progress and the
+ * replies that are clean.
  *
  *     read from a connection                what is in progress      until
  *     GET, HGET, LRANGE ... (RESP_READS)    nothing

@@ -1,4 +1,4 @@
-/* Redis's protocol: see resp.h. What is not understood is RESP_UNKNOWN, RESP_WRONG or absent: all are safe. */
+/* Redis's protocol: see resp.h. Bytes that are not understood are RESP_UNKNOWN, RESP_WRONG or absent: all are safe. */
 #include "resp.h"
 #include "plover_clean.h"
 

@@ -1,4 +1,4 @@
-/* What the tests of the preload have in common: a file as the channel, and connections whose records they look for. The test is the
+/* For the tests of the preload: a file as the channel, and connections whose records they look for. The test is the
  * client and the host. */
 #include "plover_clean.h"
 

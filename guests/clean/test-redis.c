@@ -11,7 +11,7 @@
 
 /* ---- asking ------------------------------------------------------------------------------------- */
 
-/* Where the reply that begins here ends, or NULL if it is not whole. */
+/* The end of the reply that begins here, or NULL if it is not whole. */
 static const char *reply_end(const char *at, const char *end)
 {
     const char *feed = memchr(at, '\n', (size_t)(end - at));
@@ -187,7 +187,7 @@ static void a_reply_that_tells_of_something_absent_is_dirty(void)
     ask(&first, "HELLO 2");
 }
 
-/* What the server says of its own commands. */
+/* By the server's own word of its commands. */
 static void no_command_writes_more_than_is_known(void)
 {
     unsigned writes = 0, unknown = 0;
@@ -294,6 +294,18 @@ static void a_transaction_writes_when_it_is_executed(void)
     next_cut();
     CHECK(is_dirty(&second, "GET b", "$3\r\nxyz"));
     CHECK(is_dirty(&first, "DISCARD", "+OK"));
+    next_cut();
+    CHECK(is_clean(&second, "GET a", "$3\r\nnew"));
+    /* One that is refused, and one whose client leaves, write nothing. */
+    ask(&first, "MULTI");
+    ask(&first, "SET a never");
+    CHECK(is_dirty(&first, "SET a", "-ERR"));
+    CHECK(is_dirty(&first, "EXEC", "-EXECABORT"));
+    struct connection leaves = connect_counted();
+    ask(&leaves, "MULTI");
+    ask(&leaves, "SET a never");
+    close(leaves.fd);
+    usleep(50000);
     next_cut();
     CHECK(is_clean(&second, "GET a", "$3\r\nnew"));
     CHECK(is_dirty(&first, "EVAL return{redis.call('set',KEYS[1],'lua'),'x'} 1 a", "*2"));
@@ -479,8 +491,8 @@ static unsigned write_some(char *bytes, size_t *count, unsigned value[KEYS])
     return writes + (transaction ? 2 : 0);
 }
 
-/* Random commands of a writer and several readers at once, while the host pauses at random, by stopping the process. The test knows
- * each key's number at each cut. A value that is clean as of the cut must be that at the cut. */
+/* Random commands of a writer and several readers at once, while the host pauses now and then, by stopping the process when all is
+ * answered. The test knows each key's number at each cut. A value that is clean as of the cut must be that at the cut. */
 static void clean_replies_equal_the_state_at_the_cut(pid_t redis)
 {
     unsigned value[KEYS] = {0}, at_cut[KEYS] = {0}, clean = 0, dirty = 0;

@@ -232,7 +232,7 @@ enum Loss {
     StopAndCut,
 }
 
-/// The leader is lost for a while. It comes back when another leads, and must say nothing to clients.
+/// The leader is lost for a while, and comes back when another leads.
 fn outlast_leader(lab: &Lab, progress: &Progress, loss: Fault, back: Fault) -> Result<()> {
     let mut traces = lab.traces();
     lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
@@ -348,9 +348,9 @@ fn reads_over_tcp_leave_at_once_and_a_takeover_resets_their_connections() {
     });
 }
 
-/// The same of Redis, whose leaders come back.
+/// The same with Redis, and leaders that come back.
 #[test]
-fn reads_of_redis_leave_at_once_and_a_leader_that_comes_back_says_nothing() {
+fn reads_of_redis_leave_at_once_and_never_go_back() {
     let overlay = overlay("[policy]\nclean_replies = true\n");
     let options = options(Guest::Redis, &overlay);
     prove_on("t-clean-redis", options, |lab, progress| {

@@ -78,10 +78,15 @@ const fn memcached(kind: Kind, updates: u64, value_bytes: usize) -> Client {
 }
 
 /// One point of COLO++'s figures 5 and 6.
-const fn colo_plus_plus(name: &'static str, updates: u64, value_bytes: usize) -> Workload {
+const fn colo_plus_plus(
+    name: &'static str,
+    what: &'static str,
+    updates: u64,
+    value_bytes: usize,
+) -> Workload {
     Workload {
         name,
-        what: "memcached, values of so many KiB, so many of a hundred requests set (COLO++, figures 5 and 6)",
+        what,
         guest: "memcached",
         writes: false,
         client: memcached(Kind::Memcached, updates, value_bytes),
@@ -139,15 +144,60 @@ pub(crate) const ALL: [Workload; 22] = [
         writes: false,
         client: memcached(Kind::MemcachedUdp, 5, 1024),
     },
-    colo_plus_plus("memcached-1k-0", 0, 1024),
-    colo_plus_plus("memcached-1k-5", 5, 1024),
-    colo_plus_plus("memcached-1k-25", 25, 1024),
-    colo_plus_plus("memcached-2k-0", 0, 2048),
-    colo_plus_plus("memcached-2k-5", 5, 2048),
-    colo_plus_plus("memcached-2k-25", 25, 2048),
-    colo_plus_plus("memcached-4k-0", 0, 4096),
-    colo_plus_plus("memcached-4k-5", 5, 4096),
-    colo_plus_plus("memcached-4k-25", 25, 4096),
+    colo_plus_plus(
+        "memcached-1k-0",
+        "memcached, values of 1 KiB, all requests get, 16 connections",
+        0,
+        1024,
+    ),
+    colo_plus_plus(
+        "memcached-1k-5",
+        "memcached, values of 1 KiB, 5% of the requests set, 16 connections",
+        5,
+        1024,
+    ),
+    colo_plus_plus(
+        "memcached-1k-25",
+        "memcached, values of 1 KiB, 25% of the requests set, 16 connections",
+        25,
+        1024,
+    ),
+    colo_plus_plus(
+        "memcached-2k-0",
+        "memcached, values of 2 KiB, all requests get, 16 connections",
+        0,
+        2048,
+    ),
+    colo_plus_plus(
+        "memcached-2k-5",
+        "memcached, values of 2 KiB, 5% of the requests set, 16 connections",
+        5,
+        2048,
+    ),
+    colo_plus_plus(
+        "memcached-2k-25",
+        "memcached, values of 2 KiB, 25% of the requests set, 16 connections",
+        25,
+        2048,
+    ),
+    colo_plus_plus(
+        "memcached-4k-0",
+        "memcached, values of 4 KiB, all requests get, 16 connections",
+        0,
+        4096,
+    ),
+    colo_plus_plus(
+        "memcached-4k-5",
+        "memcached, values of 4 KiB, 5% of the requests set, 16 connections",
+        5,
+        4096,
+    ),
+    colo_plus_plus(
+        "memcached-4k-25",
+        "memcached, values of 4 KiB, 25% of the requests set, 16 connections",
+        25,
+        4096,
+    ),
     Workload {
         name: "nginx",
         what: "nginx, a static page, 16 connections",
