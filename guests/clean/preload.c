@@ -139,19 +139,15 @@ EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned messages_count, i
     return count;
 }
 
-static ssize_t send_as(enum socket_kind kind, int fd, const struct msghdr *message, int flags)
+EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
     struct request after;
+    find_all();
+    enum socket_kind kind = kind_of(fd);
     before_send(fd, kind, message, &after);
     ssize_t count = real_sendmsg(fd, message, flags);
     after_send(fd, kind, count, &after);
     return count;
-}
-
-EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
-{
-    find_all();
-    return send_as(kind_of(fd), fd, message, flags);
 }
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
@@ -171,7 +167,13 @@ EXPORT ssize_t sendto(int fd, const void *bytes, size_t count, int flags, const 
     struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = count};
     struct msghdr message = {.msg_name = (void *)(uintptr_t)to, .msg_namelen = to ? to_bytes : 0,
                              .msg_iov = &part, .msg_iovlen = 1};
-    return sendmsg(fd, &message, flags);
+    struct request after;
+    find_all();
+    enum socket_kind kind = kind_of(fd);
+    before_send(fd, kind, &message, &after);
+    ssize_t sent = real_sendto(fd, bytes, count, flags, to, to_bytes);
+    after_send(fd, kind, sent, &after);
+    return sent;
 }
 
 EXPORT ssize_t send(int fd, const void *bytes, size_t count, int flags)
@@ -182,18 +184,26 @@ EXPORT ssize_t send(int fd, const void *bytes, size_t count, int flags)
 EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
 {
     struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = (size_t)count};
+    struct request after;
     find_all();
     enum socket_kind kind = kind_of(fd);
-    return kind == NO_SOCKET ? real_writev(fd, parts, count) : send_as(kind, fd, &message, 0);
+    before_send(fd, kind, &message, &after);
+    ssize_t sent = real_writev(fd, parts, count);
+    after_send(fd, kind, sent, &after);
+    return sent;
 }
 
 EXPORT ssize_t write(int fd, const void *bytes, size_t count)
 {
     struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = count};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    struct request after;
     find_all();
     enum socket_kind kind = kind_of(fd);
-    return kind == NO_SOCKET ? real_write(fd, bytes, count) : send_as(kind, fd, &message, 0);
+    before_send(fd, kind, &message, &after);
+    ssize_t sent = real_write(fd, bytes, count);
+    after_send(fd, kind, sent, &after);
+    return sent;
 }
 
 EXPORT int accept4(int fd, struct sockaddr *from, socklen_t *from_bytes, int flags)

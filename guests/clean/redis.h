@@ -27,6 +27,8 @@
 /* `tcp`: it is neither a Unix socket nor MPTCP, which has several connections for one. */
 void redis_accepted(int fd, bool tcp);
 void redis_closed(int fd);
+/* Whether it is a connection that was accepted. */
+bool redis_knows(int fd);
 
 /* Without `bytes` it is not known what was read. */
 void redis_read(int fd, const char *bytes, size_t count);

@@ -12,13 +12,14 @@ use std::fs::File;
 use std::process::ExitCode;
 
 /// The guests that tests boot.
-const GUESTS: [&str; 7] = [
+const GUESTS: [&str; 8] = [
     guest::DEFAULT,
     "agent",
     "cards",
     "memcached",
     "metal",
     "postgres",
+    "redis-clean",
     "storm",
 ];
 

@@ -21,6 +21,9 @@ pub enum Guest {
     Redis,
     /// The same Redis, with drivers for the network cards of real machines.
     Cards,
+    /// The same Redis, which says which of its replies are clean.
+    #[serde(rename = "redis-clean")]
+    RedisClean,
     /// memcached, which refuses when full.
     Memcached,
     /// nginx with a few static files.
@@ -78,6 +81,7 @@ impl Guest {
         match self {
             Self::Redis => "redis",
             Self::Cards => "cards",
+            Self::RedisClean => "redis-clean",
             Self::Memcached => "memcached",
             Self::Nginx => "nginx",
             Self::Postgres => "postgres",
@@ -94,7 +98,9 @@ impl Guest {
     /// How to find out that its service works.
     pub const fn probe(self) -> Probe {
         match self {
-            Self::Redis | Self::Cards | Self::Metal => probe(6379, b"PING\r\n", b"+PONG"),
+            Self::Redis | Self::Cards | Self::RedisClean | Self::Metal => {
+                probe(6379, b"PING\r\n", b"+PONG")
+            }
             Self::Memcached => probe(11211, b"version\r\n", b"VERSION "),
             Self::Nginx | Self::Php | Self::Node => probe(80, GET, OK),
             Self::Postgres | Self::Debian => probe(5432, HELLO, b"R"),

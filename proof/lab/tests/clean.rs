@@ -352,7 +352,7 @@ fn reads_over_tcp_leave_at_once_and_a_takeover_resets_their_connections() {
 #[test]
 fn reads_of_redis_leave_at_once_and_never_go_back() {
     let overlay = overlay("[policy]\nclean_replies = true\n");
-    let options = options(Guest::Redis, &overlay);
+    let options = options(Guest::RedisClean, &overlay);
     prove_on("t-clean-redis", options, |lab, progress| {
         let resets = keys_never_go_back(lab, progress, Link::redis, &Loss::StopAndCut)?;
         ensure!(resets == 2, "{resets} resets in two takeovers");

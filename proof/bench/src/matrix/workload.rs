@@ -110,13 +110,6 @@ pub(crate) const ALL: [Workload; 22] = [
         client: redis(Kind::Redis, 50, 8, 1000),
     },
     Workload {
-        name: "redis-reads",
-        what: "Redis, 19 of 20 requests GET, values of 100 bytes, 16 connections: with clean replies most leave at once",
-        guest: "redis",
-        writes: false,
-        client: redis(Kind::Redis, 5, 100, 1),
-    },
-    Workload {
         name: "redis-incr",
         what: "Redis, INCR of one key that 16 connections share",
         guest: "redis",
@@ -129,6 +122,13 @@ pub(crate) const ALL: [Workload; 22] = [
         guest: "redis",
         writes: false,
         client: redis(Kind::RedisTime, 0, 8, 1),
+    },
+    Workload {
+        name: "redis-reads",
+        what: "Redis, 19 of 20 requests GET, values of 100 bytes, 16 connections: with clean replies most leave at once",
+        guest: "redis-clean",
+        writes: false,
+        client: redis(Kind::Redis, 5, 100, 1),
     },
     Workload {
         name: "memcached",
