@@ -314,7 +314,7 @@ static bool write_address(const struct sockaddr_storage *from, uint8_t address[1
     return false;
 }
 
-static bool find_ends(int socket, const struct sockaddr *client, struct plover_clean_ends *ends)
+static bool write_addresses(int socket, const struct sockaddr *client, struct plover_clean_record *into)
 {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
@@ -327,24 +327,22 @@ static bool find_ends(int socket, const struct sockaddr *client, struct plover_c
         memcpy(&there, client,
                client->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in));
     }
-    return write_address(&here, ends->guest, &ends->guest_port) &&
-           write_address(&there, ends->client, &ends->client_port);
+    return write_address(&here, into->guest, &into->guest_port) &&
+           write_address(&there, into->client, &into->client_port);
 }
 
-static void publish(const struct plover_clean_ends *ends, struct plover_clean_record *whole)
+static void publish(int socket, const struct sockaddr *client, struct plover_clean_record *whole)
 {
+    int error = errno;
     uint64_t number;
-    struct plover_clean_record *record = claim(&number);
-    if (!record)
-        return;
-    whole->guest_port = ends->guest_port;
-    whole->client_port = ends->client_port;
-    memcpy(whole->guest, ends->guest, sizeof whole->guest);
-    memcpy(whole->client, ends->client, sizeof whole->client);
-    atomic_thread_fence(memory_order_seq_cst); /* the host sees number 0 before other fields change */
-    memcpy((char *)record + sizeof record->number, (char *)whole + sizeof whole->number,
-           sizeof *whole - sizeof whole->number);
-    atomic_store(&record->number, number + 1);
+    struct plover_clean_record *record;
+    if (write_addresses(socket, client, whole) && (record = claim(&number))) {
+        atomic_thread_fence(memory_order_seq_cst); /* the host sees number 0 before other fields change */
+        memcpy((char *)record + sizeof record->number, (char *)whole + sizeof whole->number,
+               sizeof *whole - sizeof whole->number);
+        atomic_store(&record->number, number + 1);
+    }
+    errno = error;
 }
 
 void plover_clean_report(int socket, const struct sockaddr *client, const struct iovec *parts,
@@ -352,38 +350,19 @@ void plover_clean_report(int socket, const struct sockaddr *client, const struct
 {
     if (!channel)
         return;
-    int error = errno;
-    struct plover_clean_ends ends;
     struct plover_clean_record whole = {.cut = cut, .what = FNV_START, .protocol = IPPROTO_UDP};
     for (size_t part = 0; part < count; part++) {
         whole.what = fnv_1a(whole.what, parts[part].iov_base, parts[part].iov_len);
         whole.bytes += (uint32_t)parts[part].iov_len;
     }
-    if (find_ends(socket, client, &ends))
-        publish(&ends, &whole);
-    errno = error;
+    publish(socket, client, &whole);
 }
 
-bool plover_clean_ends(int socket, struct plover_clean_ends *ends)
-{
-    int error = errno;
-    bool found = find_ends(socket, NULL, ends);
-    errno = error;
-    return found;
-}
-
-void plover_clean_report_between(const struct plover_clean_ends *ends, uint64_t sent, size_t bytes, uint64_t cut)
+void plover_clean_report_stream(int socket, uint64_t sent, size_t bytes, uint64_t cut)
 {
     if (!channel || !cut || !bytes || bytes > UINT32_MAX / 2)
         return;
     struct plover_clean_record whole = {
         .cut = cut, .what = sent, .bytes = (uint32_t)bytes, .protocol = IPPROTO_TCP};
-    publish(ends, &whole);
-}
-
-void plover_clean_report_stream(int socket, uint64_t sent, size_t bytes, uint64_t cut)
-{
-    struct plover_clean_ends ends;
-    if (channel && cut && plover_clean_ends(socket, &ends))
-        plover_clean_report_between(&ends, sent, bytes, cut);
+    publish(socket, NULL, &whole);
 }

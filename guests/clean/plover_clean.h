@@ -134,13 +134,4 @@ void plover_clean_report(int socket, const struct sockaddr *client, const struct
  * as of `cut`. Nothing for cut 0. */
 void plover_clean_report_stream(int socket, uint64_t sent, size_t bytes, uint64_t cut);
 
-/* The same in two steps, of which the first needs to be done only once for a connection: it costs two system calls. False if it is
- * none over IP. */
-struct plover_clean_ends {
-    uint16_t guest_port, client_port;
-    uint8_t guest[16], client[16];
-};
-bool plover_clean_ends(int socket, struct plover_clean_ends *ends);
-void plover_clean_report_between(const struct plover_clean_ends *ends, uint64_t sent, size_t bytes, uint64_t cut);
-
 #endif

@@ -24,13 +24,12 @@ struct ring {
 
 struct connection {
     bool accepted; /* accept() was seen */
-    bool reports;  /* `ends` are known */
+    bool reports;  /* it is a TCP connection, whose replies the host sees as they are */
     bool lost;     /* its replies are not followed any more */
     bool wrong;    /* nor are its commands */
     bool all;      /* a write of everything is in progress until it is closed */
     uint64_t taken;    /* bytes that it has taken since accept() */
     uint64_t followed; /* and those that it was given: it may not take all at once */
-    struct plover_clean_ends ends;
     struct resp_command command;
     struct resp_reply reply;
     struct ring asked;
@@ -174,17 +173,17 @@ struct run {
     uint64_t from, to, cut;
 };
 
-static void report(const struct connection *of, struct run *run)
+static void report(int fd, struct run *run)
 {
     if (run->cut)
-        plover_clean_report_between(&of->ends, run->from, run->to - run->from, run->cut);
+        plover_clean_report_stream(fd, run->from, run->to - run->from, run->cut);
     run->cut = 0;
 }
 
-static void extend(const struct connection *of, struct run *run, uint64_t from, uint64_t to, uint64_t cut)
+static void extend(int fd, struct run *run, uint64_t from, uint64_t to, uint64_t cut)
 {
     if (cut != run->cut || from != run->to) {
-        report(of, run);
+        report(fd, run);
         *run = (struct run){.from = from, .cut = cut};
     }
     run->to = to;
@@ -225,7 +224,7 @@ static void end_oldest(struct connection *of)
 }
 
 /* Follows replies, and reports which are clean. False if they are not the replies to what was asked. */
-static bool follow(struct connection *of, const char *bytes, size_t count, struct run *run)
+static bool follow(struct connection *of, int fd, const char *bytes, size_t count, struct run *run)
 {
     while (count) {
         size_t used;
@@ -236,7 +235,7 @@ static bool follow(struct connection *of, const char *bytes, size_t count, struc
         of->followed += used;
         bytes += used;
         count -= used;
-        extend(of, run, from, of->followed, clean_cut(of));
+        extend(fd, run, from, of->followed, clean_cut(of));
         if (step == RESP_DONE) {
             end_oldest(of);
             of->reply = (struct resp_reply){.begun = false};
@@ -255,9 +254,9 @@ void redis_sends(int fd, const struct iovec *parts, size_t count)
     for (size_t part = 0; part < count && !of->lost; part++) {
         size_t bytes = parts[part].iov_len, skip = skipped < bytes ? skipped : bytes;
         skipped -= skip;
-        of->lost = !follow(of, (const char *)parts[part].iov_base + skip, bytes - skip, &run);
+        of->lost = !follow(of, fd, (const char *)parts[part].iov_base + skip, bytes - skip, &run);
     }
-    report(of, &run);
+    report(fd, &run);
 }
 
 void redis_sent(int fd, size_t bytes)
@@ -296,6 +295,6 @@ void redis_accepted(int fd, bool tcp)
     struct connection *of = connection_of(fd);
     if (of) {
         of->accepted = true;
-        of->reports = tcp && plover_clean_ends(fd, &of->ends);
+        of->reports = tcp;
     }
 }

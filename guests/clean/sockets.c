@@ -37,7 +37,7 @@ static int protocol_of(int fd)
 
 enum socket_kind kind_of(int fd)
 {
-    /* Without a system call. If it was closed unseen, its next bytes are not what is expected, and all is dirty. */
+    /* Without a system call. If it was closed unseen, its next bytes are not those that are expected, and it is not followed. */
     if (redis && redis_knows(fd))
         return STREAM;
     int protocol = protocol_of(fd);
@@ -115,8 +115,7 @@ struct stream {
     char data_last[2]; /* its last two bytes */
     struct request request;
 
-    bool counted;   /* it is a TCP connection between `ends`, and accept() was seen */
-    struct plover_clean_ends ends;
+    bool counted;   /* it is a TCP connection, and accept() was seen */
     uint64_t taken; /* bytes that the connection has taken since */
 };
 /* Each is made when its descriptor is first used, and stays. */
@@ -262,7 +261,7 @@ static void before_stream_send(int fd, const struct msghdr *message, struct requ
     bool found = reply_follow(after, message->msg_iov, message->msg_iovlen, 0);
     uint64_t cut = clean_cut(after, found);
     if (stream->counted)
-        plover_clean_report_between(&stream->ends, stream->taken, bytes_of(message), cut);
+        plover_clean_report_stream(fd, stream->taken, bytes_of(message), cut);
 }
 
 static void stream_sent(int fd, ssize_t count, const struct request *after)
@@ -526,7 +525,7 @@ void after_accept(int fd)
         bool tcp = protocol_of(fd) == IPPROTO_TCP;
         struct stream *stream = redis ? NULL : stream_of(fd);
         if (stream)
-            stream->counted = tcp && plover_clean_ends(fd, &stream->ends);
+            stream->counted = tcp;
         if (redis)
             redis_accepted(fd, tcp);
     }
