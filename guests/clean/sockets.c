@@ -41,7 +41,7 @@ enum socket_kind kind_of(int fd)
     if (redis && redis_knows(fd))
         return STREAM;
     int protocol = protocol_of(fd);
-    /* What is neither TCP nor UDP is followed, too: its bytes may be commands. */
+    /* Others than TCP and UDP are followed, too: their bytes may be commands. */
     return !protocol ? NO_SOCKET : protocol == IPPROTO_UDP ? DATAGRAMS : STREAM;
 }
 

@@ -224,7 +224,7 @@ fn read(mut client: Client, written: &Written) -> Result<u64> {
     Ok(reads)
 }
 
-/// How leaders are lost.
+/// The ways in which leaders are lost.
 enum Loss {
     /// Each host dies.
     Kill,
@@ -246,11 +246,10 @@ fn outlast_leader(lab: &Lab, progress: &Progress, loss: Fault, back: Fault) -> R
     })?;
     lab.fault(back, leader)?;
     progress.say(format!("replica {leader}: {back}"));
-    wait_for(progress, &format!("replica {leader} is witness"), || {
+    wait_for(progress, &format!("replica {leader} takes part"), || {
         let status = lab.status();
-        Ok(status
-            .replica(leader)
-            .is_some_and(|it| it.role == "witness"))
+        let role = status.replica(leader).map(|it| it.role.clone());
+        Ok(role.is_some_and(|role| role == "witness" || role == "secondary"))
     })?;
     lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
     Ok(())
