@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 /// The requests of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Traffic {
-    /// What to ask.
+    /// The kind of requests.
     #[arg(long = "traffic", value_enum)]
     pub kind: Kind,
     /// How many of a hundred requests write.
