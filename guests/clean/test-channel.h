@@ -3,6 +3,7 @@
 #include "plover_clean.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -108,6 +109,23 @@ static uint64_t clean_bytes(struct connection *connection, uint64_t from, uint64
         }
     }
     return clean;
+}
+
+/* Starts a server with the preload, and waits until it takes connections. Its own words go to standard error only. */
+static pid_t start_server(const char *preload, const char *channel, const char *program, const char *const *arguments)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        setenv("PLOVER_CLEAN_FILE", channel, 1);
+        setenv("LD_PRELOAD", preload, 1);
+        if (freopen("/dev/null", "w", stdout))
+            execv(program, (char *const *)(uintptr_t)arguments);
+        fprintf(stderr, "test: cannot start %s: %s\n", program, strerror(errno));
+        _exit(127);
+    }
+    close(connect_tcp());
+    return child;
 }
 
 static void stop(pid_t child)

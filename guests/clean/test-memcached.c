@@ -536,17 +536,8 @@ static pid_t start_memcached(const char *preload, const char *memcached, const c
 {
     char port[8];
     snprintf(port, sizeof port, "%d", ntohs(server.sin_port));
-    pid_t child = fork();
-    if (!child) {
-        setenv("PLOVER_CLEAN_FILE", channel, 1);
-        setenv("LD_PRELOAD", preload, 1);
-        execl(memcached, "memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", port, "-t", threads,
-              NULL);
-        perror("test-memcached: cannot start memcached");
-        _exit(127);
-    }
-    close(connect_tcp());
-    return child;
+    const char *const arguments[] = {"memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", port, "-t", threads, NULL};
+    return start_server(preload, channel, memcached, arguments);
 }
 
 static void new_socket(void)

@@ -555,20 +555,10 @@ static pid_t start_redis(const char *preload, const char *redis, const char *cha
     char port[8], file[32];
     snprintf(port, sizeof port, "%d", ntohs(server.sin_port));
     snprintf(file, sizeof file, "plover-clean-test-%d.rdb", (int)getpid());
-    fflush(stdout);
-    pid_t child = fork();
-    if (!child) {
-        setenv("PLOVER_CLEAN_FILE", channel, 1);
-        setenv("LD_PRELOAD", preload, 1);
-        if (freopen("/dev/null", "w", stdout))
-            execl(redis, "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--loglevel", "warning",
-                  "--dir", "/tmp", "--dbfilename", file, "--io-threads", threads, "--io-threads-do-reads",
-                  "yes", NULL);
-        perror("test-redis: cannot start redis-server");
-        _exit(127);
-    }
-    close(connect_tcp());
-    return child;
+    const char *const arguments[] = {"redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--loglevel", "warning",
+                                     "--dir", "/tmp", "--dbfilename", file, "--io-threads", threads,
+                                     "--io-threads-do-reads", "yes", NULL};
+    return start_server(preload, channel, redis, arguments);
 }
 
 /* A replica writes what its master sends, which it has not been asked for. */
