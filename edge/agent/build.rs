@@ -7,13 +7,14 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "src/agent.c",
     "src/orders.c",
     "src/translations.c",
     "src/queues.c",
     "src/firmware.c",
     "src/time.c",
+    "src/written.c",
     "src/nic.c",
     "src/blocks.c",
     "src/flash.c",

@@ -146,7 +146,7 @@ fn hypervisor(report: &mut Report, config: &ReplicaConfig) {
         .into_owned();
     match plover_vm::check_host(&qemu) {
         Ok(()) => {
-            let found = format!("Linux {kernel} tracks written pages, QEMU loads device state");
+            let found = format!("Linux {kernel}; QEMU logs written pages and loads device state");
             report.add("kernel and QEMU", Verdict::Good, found);
             accelerator(report, &qemu);
             processors::model(report, &qemu);

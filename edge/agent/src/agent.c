@@ -14,6 +14,7 @@
  *   OP_ORDERS  Listens for orders on another socket, from QEMU's main loop: orders.c.
  *   OP_FLASH   Puts other memory in the place of a flash chip's: flash.c.
  *   OP_DISPLAY Puts other memory in the place of a graphics card's: blocks.c.
+ *   OP_LOG     Begins QEMU's own log of written RAM: written.c.
  *
  * QEMU takes the guest's NICs, which are sockets, for TAP devices: nic.c.
  *
@@ -24,16 +25,17 @@
  * leads to them, and only the parent holds the other ends. Requests are answered in order:
  *
  *   struct request { u32 op; u32 runs; u64 addr; u64 len; }     host byte order, 24 bytes,
- *   then for ORDER_LOAD `runs` times { u32 page; u32 pages; }, in the same packet
+ *   then for ORDER_LOAD `runs` times { u32 page; u32 pages; }, in the same packet; for OP_LOG once, with
+ *   the number of the file that says which pages were written
  *   struct reply   { i32 status; u32 value; }                   + one descriptor for OP_TRACK
  *                                                               + QEMU's words for a failed order
  *
  *   status  0 or an errno
  *   value   OP_HELLO: the version, and bits for what works; orders: the order
- *   addr    OP_TRACK: begin of the range; OP_ORDERS: the number of the orders' socket; ORDER_LOAD: where
+ *   addr    OP_TRACK, OP_LOG: begin of the range; OP_ORDERS: the number of the orders' socket; ORDER_LOAD: where
  *           in the file the serial port's section begins (upper half) and ends (lower half); OP_FLASH and
  *           OP_DISPLAY: where in the file the memory begins
- *   len     OP_TRACK: bytes of the range; OP_ORDERS: the number of the file that states are saved to and
+ *   len     OP_TRACK, OP_LOG: bytes of the range; OP_ORDERS: the number of the file that states are saved to and
  *           loaded from; ORDER_LOAD: bit 0 to keep translations, above it when the guest of that state
  *           stopped, in microseconds of CLOCK_MONOTONIC, or 0; OP_FLASH and OP_DISPLAY: the file's number
  *           (upper half), bytes (lower half)
@@ -61,13 +63,22 @@
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
-enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_ORDERS = 3, OP_FLASH = 4, OP_DISPLAY = 5 };
 enum {
-    AGENT_VERSION = 6,
+    OP_HELLO = 0,
+    OP_TRACK = 1,
+    OP_YANK = 2,
+    OP_ORDERS = 3,
+    OP_FLASH = 4,
+    OP_DISPLAY = 5,
+    OP_LOG = 6
+};
+enum {
+    AGENT_VERSION = 7,
     HELLO_HAS_YANK = 1 << 16,
     HELLO_HAS_ORDERS = 1 << 17,
     HELLO_KEEPS_CODE = 1 << 18,
-    HELLO_FOLLOWS_BOOT = 1 << 19
+    HELLO_FOLLOWS_BOOT = 1 << 19,
+    HELLO_HAS_LOG = 1 << 20
 };
 enum { STACK_BYTES = 256 * 1024 }; /* also holds QEMU's thread-local data */
 
@@ -172,7 +183,8 @@ static void *serve(void *argument)
             reply.value = AGENT_VERSION | (find_yank() ? HELLO_HAS_YANK : 0);
             if (find_monitor())
                 reply.value |= HELLO_HAS_ORDERS | (find_translations() ? HELLO_KEEPS_CODE : 0) |
-                               (find_queues() ? HELLO_FOLLOWS_BOOT : 0);
+                               (find_queues() ? HELLO_FOLLOWS_BOOT : 0) |
+                               (find_log() ? HELLO_HAS_LOG : 0);
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
             if (!ram.bytes)
@@ -182,6 +194,9 @@ static void *serve(void *argument)
             reply.status = arm_yank();
         } else if (request.op == OP_ORDERS) {
             reply.status = take_orders((int)request.addr, (int)request.len);
+        } else if (request.op == OP_LOG && request.runs == 1) {
+            ram = (struct guest_ram){request.addr, request.len};
+            reply.status = begin_log(request.addr, request.len, (int)request.run[0].page);
         } else if (request.op == OP_FLASH || request.op == OP_DISPLAY) {
             int (*place)(int, off_t, size_t) =
                 request.op == OP_FLASH ? place_flash : place_display;

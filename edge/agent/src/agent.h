@@ -82,6 +82,12 @@ void find_firmware(void);
 int save_firmware(int file);
 int load_firmware(int file);
 
+/* written.c: QEMU's log of written RAM */
+_Bool find_log(void);
+int begin_log(uint64_t addr, uint64_t bytes, int file);
+void hand_over_log(void);
+void forget_log(void);
+
 /* blocks.c: memory of devices that is not the machine's RAM */
 int place_block(const char *ending, int file, off_t offset, size_t bytes);
 int place_display(int file, off_t offset, size_t bytes);

@@ -67,7 +67,7 @@ pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 pub const AGENT_NIC_ENV: &str = "PLOVER_NIC";
 
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
-pub const AGENT_VERSION: u16 = 6;
+pub const AGENT_VERSION: u16 = 7;
 
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
 pub const HELLO_HAS_YANK: u32 = 1 << 16;
@@ -82,6 +82,9 @@ pub const HELLO_KEEPS_CODE: u32 = 1 << 18;
 /// in all there is to it: its firmware's memory, and virtio queues that it has not set up yet
 /// (docs/decisions/0031).
 pub const HELLO_FOLLOWS_BOOT: u32 = 1 << 19;
+
+/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Log`] needs.
+pub const HELLO_HAS_LOG: u32 = 1 << 20;
 
 /// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
@@ -104,6 +107,8 @@ pub enum Op {
     Flash = 4,
     /// Put memory in the place of the graphics card's; see [`place_request`].
     Display = 5,
+    /// Log which pages of the machine's RAM are written; see [`log_request`].
+    Log = 6,
 }
 
 /// The orders that QEMU's main loop carries out, sent on the orders' socket. The reply's status is 0 or an
@@ -120,6 +125,8 @@ pub enum Order {
     Save = 2,
     /// Load it: QMP's `xen-load-devices-state`; see [`load_order`].
     Load = 3,
+    /// Hand over QEMU's log of written pages ([`Op::Log`]). [`Order::Stop`] does so, too, once the guest stands.
+    Written = 4,
 }
 
 /// The agent's answer.
@@ -155,6 +162,13 @@ pub fn request(op: Op, addr: u64, len: u64) -> Vec<u8> {
 pub fn place_request(op: Op, file: u32, offset: u64, bytes: u32) -> Vec<u8> {
     let place = (u64::from(file) << 32) | u64::from(bytes);
     encode(op as u32, offset, place, &[])
+}
+
+/// The bytes of an [`Op::Log`]: QEMU logs which pages of `addr..addr + bytes` of its address space, the machine's RAM, are
+/// written, and at each hand-over the agent sets their bits in the inherited file of number `file`: bit N % 64 of word N / 64 is
+/// page N's. Whoever reads them clears them. `bytes` is a multiple of 64 pages.
+pub fn log_request(addr: u64, bytes: u64, file: u32) -> Vec<u8> {
+    encode(Op::Log as u32, addr, bytes, &[(file, 0)])
 }
 
 /// The bytes of an order without particulars.
@@ -252,6 +266,11 @@ mod tests {
         );
         assert_eq!(
             ask(&mut ours, &request(Op::Orders, 0, 0)).status,
+            38,
+            "ENOSYS"
+        );
+        assert_eq!(
+            ask(&mut ours, &log_request(0, 64 * 4096, 0)).status,
             38,
             "ENOSYS"
         );

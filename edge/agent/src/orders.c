@@ -3,6 +3,8 @@
  *
  *   ORDER_STOP, ORDER_CONT, ORDER_SAVE   "stop", "cont", "xen-save-devices-state"
  *   ORDER_LOAD                           "xen-load-devices-state", after what OP_YANK does
+ *   ORDER_WRITTEN                        hands over the log of written RAM (written.c), as ORDER_STOP does once
+ *                                        the guest stands
  *
  * Why not QMP: QEMU's monitor reads a command byte by byte, with one round of an event loop for each,
  * and hands it to the main loop. That takes 0.2 to 0.4 ms for each command while the guest stands. An
@@ -15,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { ORDER_STOP = 0, ORDER_CONT = 1, ORDER_SAVE = 2, ORDER_LOAD = 3 };
+enum { ORDER_STOP = 0, ORDER_CONT = 1, ORDER_SAVE = 2, ORDER_LOAD = 3, ORDER_WRITTEN = 4 };
 
 /* The functions of monitor commands (qapi/misc.json, qapi/migration.json) and of their errors, and the
  * watches of GLib's main loop, which QEMU uses. */
@@ -116,6 +118,9 @@ static int carry_out(const struct request *order, void **error)
             failed = kvm_refused;
         note_load(order->len >> 1);
         return failed;
+    case ORDER_WRITTEN:
+        hand_over_log();
+        return 0;
     default:
         return EINVAL;
     }
@@ -134,6 +139,8 @@ static _Bool reply_waits;
 /* Returns whether the other end is there. */
 static _Bool send_reply(void)
 {
+    if (reply.head.value == ORDER_STOP)
+        hand_over_log();
     reply_waits = 0;
     return send(reply_sock, &reply, sizeof reply.head + reply_text, MSG_NOSIGNAL) >= 0;
 }

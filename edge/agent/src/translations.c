@@ -111,6 +111,9 @@ static void forget(const struct run *run, size_t runs)
 void keep_translations(_Bool wanted, const struct run *written, size_t runs)
 {
     keep = wanted && post_load.original;
-    if (keep)
-        forget(written, runs);
+    if (!keep)
+        return;
+    hand_over_log();
+    forget(written, runs);
+    forget_log(); /* What forget() has marked is what plover wrote. */
 }

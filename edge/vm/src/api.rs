@@ -20,6 +20,8 @@ pub enum VmCommand {
     /// Load device and CPU state while paused → [`VmEvent::StateLoaded`]. The guest's clocks then go on as
     /// if it had run since it stopped (by this host's `CLOCK_MONOTONIC`).
     LoadState(DeviceState),
+    /// Make [`crate::QemuVm::scan_dirty`] find what was written until now → [`VmEvent::Collected`]. A pause does so, too.
+    Collect,
     /// Say that the main loop runs → [`VmEvent::Probed`]; answered beside the other orders.
     Probe,
     /// Press the power button (ACPI) → nothing.
@@ -59,6 +61,8 @@ pub enum VmEvent {
         /// Whether it was done.
         result: Result<(), String>,
     },
+    /// What was written so far can be scanned.
+    Collected,
     /// The main loop runs.
     Probed,
     /// A command failed; the guest's state is unknown. Later orders are dropped.

@@ -6,7 +6,7 @@ use crate::{
     Accel, Boot, DiskBus, Firmware, Machine, NicDevice, NicModel, QemuConfig, VmError, Watchdog,
     accel, dirty,
 };
-use plover_agent::HELLO_HAS_YANK;
+use plover_agent::{HELLO_HAS_LOG, HELLO_HAS_ORDERS, HELLO_HAS_YANK};
 use plover_confine::Files;
 use plover_types::Frame;
 use std::ffi::OsString;
@@ -23,11 +23,6 @@ const AGENT_DEADLINE: Duration = Duration::from_secs(10);
 /// Checks that this machine and user can run a guest as `config` says.
 pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
     config.validate()?;
-    let kernel = rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned();
-    dirty::try_here().map_err(|(step, error)| kernel_lacks(&kernel, step, &error))?;
     let qemu = binary(config);
     check_version(&qemu)?;
     boot_files(config)?;
@@ -39,7 +34,19 @@ pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
             ))
         })?;
     }
-    ask_agent(&qemu, &files(config))
+    let hello = ask_agent(&qemu, &files(config))?;
+    let keeps_log = [HELLO_HAS_ORDERS, HELLO_HAS_LOG]
+        .iter()
+        .all(|bit| hello & bit != 0);
+    if !keeps_log || !config.device_memory().is_empty() {
+        let kernel = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
+        dirty::try_here()
+            .map_err(|(step, error)| kernel_lacks(&kernel, keeps_log, step, &error))?;
+    }
+    Ok(())
 }
 
 /// The longest serial number of a disk: virtio-blk and ATA have no room for more.
@@ -200,15 +207,20 @@ pub(crate) fn missing_symbol(qemu: &Path) -> String {
     )
 }
 
-fn kernel_lacks(release: &str, step: &str, error: &std::io::Error) -> VmError {
+fn kernel_lacks(release: &str, keeps_log: bool, step: &str, error: &std::io::Error) -> VmError {
+    let whose = if keeps_log {
+        "which a guest with UEFI or a display needs"
+    } else {
+        "which this QEMU needs, since it keeps no log of them for Plover"
+    };
     VmError::Unsupported(match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => format!(
-            "{step} is not permitted here ({error}): allow userfaultfd in this container, or to this \
-             service"
+            "tracking written pages, {whose}, is not permitted here ({step}: {error}): allow userfaultfd in this \
+             container, or to this service"
         ),
         _ => format!(
-            "Linux {release} cannot track written pages ({step}: {error}): Linux 6.7 or newer is \
-             needed, with CONFIG_USERFAULTFD (Debian: a backports kernel)"
+            "Linux {release} cannot track written pages, {whose} ({step}: {error}): take Linux 6.7 or newer with \
+             CONFIG_USERFAULTFD (Debian 12: a backports kernel)"
         ),
     })
 }
@@ -278,8 +290,8 @@ fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
 }
 
 /// Starts QEMU without a machine and asks the agent inside whether it can work. This tests the loader,
-/// the sandbox and the symbol at once.
-fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
+/// the sandbox and the symbol at once. Returns the value of its hello.
+fn ask_agent(qemu: &Path, files: &Files) -> Result<u32, VmError> {
     let (mut link, end) = crate::qemu::links::AgentLink::new()?;
     let arguments = [
         "-M",
@@ -298,7 +310,7 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
     let mut process = Process::start(qemu, arguments, &[], Some(agent), files)?;
     drop(end);
     match link.hello(AGENT_DEADLINE) {
-        Ok(value) if value & HELLO_HAS_YANK != 0 => Ok(()),
+        Ok(value) if value & HELLO_HAS_YANK != 0 => Ok(value),
         Ok(_) => Err(VmError::Unsupported(missing_symbol(qemu))),
         Err(error) => {
             let how = process.ended().unwrap_or_else(|| error.to_string());
@@ -346,10 +358,6 @@ mod tests {
     /// The errors for a QEMU that is missing, too old, no QEMU, or lacks the symbol.
     #[test]
     fn each_unusable_qemu_is_refused_with_advice() {
-        if let Err((step, error)) = dirty::try_here() {
-            eprintln!("skipped: this kernel lacks {step}: {error}");
-            return;
-        }
         let dir = tempfile::tempdir().unwrap();
         let say = |script: Option<&str>| {
             let path = dir.path().join("qemu");

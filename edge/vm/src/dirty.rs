@@ -1,4 +1,5 @@
-//! Finds the pages that were written: `PAGEMAP_SCAN` over QEMU's page tables.
+//! Finds the pages that were written: `PAGEMAP_SCAN` over QEMU's page tables. So is the memory of devices tracked, and the
+//! machine's RAM where QEMU keeps no log of it (`written`).
 //!
 //! ```text
 //!   vCPU or device of QEMU writes            plover
@@ -14,12 +15,6 @@
 //! other mapping are not seen. That is right for `plover`'s own: it only writes what the other side
 //! already has.
 //!
-//! # KVM
-//!
-//! A call that protects tells KVM of the whole range that it was asked for, and KVM unmaps that range from
-//! the guest: one call over all memory makes the guest fault on every page that it touches next. So under KVM a
-//! scan reads first, and then protects only the runs that it found (docs/decisions/0046).
-//!
 //! A scan clears as it reports, so only the caller knows the reported pages from then on. A scan that
 //! fails half-way has already added the pages that it cleared.
 
@@ -27,7 +22,6 @@ use crate::VmError;
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::ffi::c_long;
-use std::ops::Range;
 
 #[cfg(test)]
 mod tests;
@@ -41,12 +35,6 @@ const PAGE_IS_WRITTEN: u64 = 1 << 1;
 /// Regions that one call can return: 96 KiB. A slot rarely dirties more runs; then the scan takes
 /// another call.
 const REGIONS: usize = 4096;
-
-/// Protecting calls of one scan under KVM at most, since each takes a few microseconds.
-const CALLS_MAX: usize = 1024;
-/// Runs that are no further apart are protected by one call, bytes: unmapping a few pages costs the guest less than a
-/// call costs its pause.
-const GAP: u64 = 8 * PAGE_BYTES as u64;
 
 /// The kernel's `struct pm_scan_arg`.
 #[repr(C)]
@@ -84,21 +72,17 @@ pub(crate) struct DirtyTracker {
     bytes: u64,
     /// The number of the range's first page.
     first: PageNo,
-    /// A guest under KVM runs on this memory.
-    is_kvm: bool,
     regions: Vec<Region>,
 }
 
 impl DirtyTracker {
     /// A tracker of `start..start + bytes` in process `pid`, which `userfaultfd` protects and whose first page is `first`.
-    /// `is_kvm`: that process runs a guest on it with KVM.
     pub(crate) fn new(
         pid: u32,
         userfaultfd: OwnedFd,
         start: u64,
         bytes: usize,
         first: PageNo,
-        is_kvm: bool,
     ) -> Result<Self, VmError> {
         let path = format!("/proc/{pid}/pagemap");
         let pagemap = std::fs::File::open(&path).map_err(|source| VmError::Io {
@@ -111,7 +95,6 @@ impl DirtyTracker {
             start,
             bytes: bytes as u64,
             first,
-            is_kvm,
             regions: vec![Region::default(); REGIONS],
         })
     }
@@ -120,37 +103,15 @@ impl DirtyTracker {
     pub(crate) fn scan(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
         let last = u64::from(self.first.0) + self.bytes / PAGE_BYTES as u64;
         assert!(u64::from(dirty.capacity()) >= last);
-        let all = self.start..self.start + self.bytes;
-        let protect = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
         let (start, first) = (self.start, self.first.0);
         let page = |address: u64| first + ((address - start) / PAGE_BYTES as u64) as u32;
-        let mut report = |run: Range<u64>| dirty.insert_run(page(run.start), page(run.end));
-        if !self.is_kvm {
-            return self.walk(all, protect, &mut report);
-        }
-        let mut runs = Vec::new();
-        self.walk(all, PM_SCAN_CHECK_WPASYNC, &mut |run| runs.push(run))?;
-        for range in joined(runs) {
-            self.walk(range, protect, &mut report)?;
-        }
-        Ok(())
-    }
-
-    /// Calls `each` with every run of written pages in `range`. With [`PM_SCAN_WP_MATCHING`] in `flags` they are
-    /// protected again.
-    fn walk(
-        &mut self,
-        range: Range<u64>,
-        flags: u64,
-        each: &mut dyn FnMut(Range<u64>),
-    ) -> Result<(), VmError> {
-        let mut from = range.start;
-        while from < range.end {
+        let (mut from, end) = (self.start, self.start + self.bytes);
+        while from < end {
             let mut argument = ScanArgument {
                 size: size_of::<ScanArgument>() as u64,
-                flags,
+                flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
                 start: from,
-                end: range.end,
+                end,
                 vec: self.regions.as_mut_ptr() as u64,
                 vec_len: self.regions.len() as u64,
                 category_mask: PAGE_IS_WRITTEN,
@@ -175,10 +136,10 @@ impl DirtyTracker {
             };
             for region in &self.regions[..found.min(REGIONS)] {
                 assert!(
-                    range.start <= region.start && region.end <= range.end,
+                    start <= region.start && region.end <= end,
                     "the kernel reported memory outside of what was asked"
                 );
-                each(region.start..region.end);
+                dirty.insert_run(page(region.start), page(region.end));
             }
             assert!(
                 argument.walk_end > from,
@@ -187,25 +148,6 @@ impl DirtyTracker {
             from = argument.walk_end;
         }
         Ok(())
-    }
-}
-
-/// Ranges that hold all `runs`, which are in order: neighbours that are closer than [`GAP`] are one, and so are more
-/// distant ones if the ranges would otherwise be more than [`CALLS_MAX`].
-fn joined(mut runs: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    let mut gap = GAP;
-    loop {
-        runs.dedup_by(|next, last| {
-            let joins = next.start.saturating_sub(last.end) <= gap;
-            if joins {
-                last.end = last.end.max(next.end);
-            }
-            joins
-        });
-        if runs.len() <= CALLS_MAX {
-            return runs;
-        }
-        gap *= 2;
     }
 }
 
@@ -220,7 +162,7 @@ fn failed(error: VmError) -> Failure {
 }
 
 /// A tracker of memory of this process.
-fn track_here(ram: &crate::ram::Ram, is_kvm: bool) -> Result<DirtyTracker, Failure> {
+fn track_here(ram: &crate::ram::Ram) -> Result<DirtyTracker, Failure> {
     /// Only this function uses these calls; their numbers are kernel ABI.
     const UFFDIO_API: u64 = 0xc018_aa3f;
     const UFFDIO_REGISTER: u64 = 0xc020_aa00;
@@ -265,15 +207,7 @@ fn track_here(ram: &crate::ram::Ram, is_kvm: bool) -> Result<DirtyTracker, Failu
             return Err((name, last()));
         }
     }
-    DirtyTracker::new(
-        std::process::id(),
-        fd,
-        start,
-        ram.bytes(),
-        PageNo(0),
-        is_kvm,
-    )
-    .map_err(failed)
+    DirtyTracker::new(std::process::id(), fd, start, ram.bytes(), PageNo(0)).map_err(failed)
 }
 
 /// Tries the mechanism on memory of this process: create, protect, write, scan. `Err` names the step
@@ -281,7 +215,7 @@ fn track_here(ram: &crate::ram::Ram, is_kvm: bool) -> Result<DirtyTracker, Failu
 pub(crate) fn try_here() -> Result<(), Failure> {
     let mut ram = crate::ram::Ram::new(4 * PAGE_BYTES)
         .map_err(|e| ("memfd", std::io::Error::other(e.to_string())))?;
-    let mut tracker = track_here(&ram, false)?;
+    let mut tracker = track_here(&ram)?;
     let mut scan = || {
         let mut dirty = PageSet::new(4);
         let scanned = tracker.scan(&mut dirty).map_err(failed);

@@ -6,7 +6,7 @@
 //! | need | means | where |
 //! |---|---|---|
 //! | guest RAM | a shared memfd | `ram` |
-//! | written pages | `PAGEMAP_SCAN` under an asynchronous userfaultfd | `dirty` |
+//! | written pages | QEMU's own log, which the agent hands over; of devices' memory `PAGEMAP_SCAN` under an asynchronous userfaultfd | `written`, `dirty` |
 //! | pause, device state | orders to QEMU's main loop, or QMP; the state in a memfd | `qemu`, [`qmp`] |
 //! | calls inside QEMU | the agent, a small preloaded library | `plover-agent` |
 //! | frames | a datagram socket pair | `nic` |
@@ -71,6 +71,7 @@ mod ram;
 mod regions;
 mod thread_state;
 pub mod trial;
+mod written;
 
 pub use accel::{AccelChoice, choose_accel, host_cpu};
 pub use api::{GuestEnd, VmCommand, VmError, VmEvent};

@@ -140,6 +140,16 @@ impl Ram {
         self.number(at).store(number.to_le(), Ordering::Release);
     }
 
+    /// Reads a number that is shared in this way and sets it to 0. Panics as [`Self::load`] does.
+    pub(crate) fn take(&self, at: usize) -> u64 {
+        let number = self.number(at);
+        // Most are 0, and to write costs more than to read.
+        if number.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        u64::from_le(number.swap(0, Ordering::Acquire))
+    }
+
     fn number(&self, at: usize) -> &AtomicU64 {
         assert!(
             at % 8 == 0 && at + 8 <= self.bytes,

@@ -103,9 +103,9 @@ fn counters_go_on(accel: Accel, machine: Machine) {
     run_past(&mut b, before);
     b.order(VmCommand::Pause);
     let mut dirty = PageSet::new(b.vm.layout().pages());
-    b.vm.scan_dirty(&mut dirty).unwrap();
+    b.scan(&mut dirty).unwrap();
     dirty.clear();
-    b.vm.scan_dirty(&mut dirty).unwrap();
+    b.scan(&mut dirty).unwrap();
     assert!(
         dirty.is_empty(),
         "a guest that stands writes nothing: {:?}",

@@ -58,7 +58,7 @@ fn synced_guests_have_equal_disks(machine: Machine) {
         let mut scanned = PageSet::new(layout.pages());
         // This scan takes the written pages from the sync, so `by_load` hands them back to it.
         a.order(VmCommand::Pause);
-        a.vm.scan_dirty(&mut scanned).unwrap();
+        a.scan(&mut scanned).unwrap();
         written += scanned.iter().filter(|page| layout.is_disk(*page)).count();
         a.order(VmCommand::Resume);
         b.by_load.union_with(&scanned);

@@ -44,7 +44,7 @@ fn a_killed_qemu_is_noticed_at_once() {
     guest.vm.feed(&[ping(1, 9)]);
     guest.vm.console_write(b"x");
     let mut written = PageSet::new(guest.vm.layout().pages());
-    let _ = guest.vm.scan_dirty(&mut written);
+    let _ = guest.scan(&mut written);
 }
 
 /// QEMU's last error output is in the report.

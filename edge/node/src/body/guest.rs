@@ -24,8 +24,10 @@ const BYTES_AT_PAUSE_MAX: usize = 256 << 20;
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
-/// How often that is looked at. The loop does not wake for it, because a leader's heartbeats wake it.
-const FAULTS_EVERY: Micros = Micros::from_ms(10);
+/// How often that is looked at where page faults tell it. The loop does not wake for it, because a leader's heartbeats wake it.
+const LOOK_EVERY: Micros = Micros::from_ms(10);
+/// The same where QEMU keeps a log, which it must hand over for that.
+const COLLECT_EVERY: Micros = Micros::from_ms(100);
 
 /// An operator's order about the guest's power, for the log.
 fn in_words(input: &OperatorInput) -> Option<&'static str> {
@@ -85,6 +87,10 @@ impl Body {
                     None => continue,
                 },
                 VmEvent::Probed => Event::Probed,
+                VmEvent::Collected => match self.collected() {
+                    Some(event) => event,
+                    None => continue,
+                },
                 VmEvent::DiskResized { disk, result } => match self.disk_resized(disk, result) {
                     Some(event) => event,
                     None => continue,
@@ -243,21 +249,43 @@ impl Body {
 
     /// Asks for a syncvm when the guest has written much of its memory since the last one, so that the next
     /// pause stays short.
-    pub(super) fn look_at_faults(&mut self) -> Result<(), BoxError> {
+    pub(super) fn look_at_written(&mut self) -> Result<(), BoxError> {
         let now = clock::now();
-        let Some(vm) = self.vm.as_ref().filter(|_| self.role == Role::Leader) else {
+        let Some(vm) = self.vm.as_mut().filter(|_| self.role == Role::Leader) else {
             return Ok(());
         };
-        if now < self.looked_at_faults + FAULTS_EVERY {
+        let every = if vm.keeps_log() {
+            COLLECT_EVERY
+        } else {
+            LOOK_EVERY
+        };
+        if now < self.looked_at_written + every {
             return Ok(());
         }
-        self.looked_at_faults = now;
-        let faults = vm.page_faults();
-        if faults.saturating_sub(self.faults_at_scan) < WRITTEN_MAX {
+        self.looked_at_written = now;
+        if vm.keeps_log() {
+            if vm.runs_undisturbed() {
+                self.scans.push_back(None);
+                self.order_now(VmCommand::Collect);
+            }
             return Ok(());
         }
-        self.faults_at_scan = faults;
+        let written = vm.written_since(self.faults_at_scan);
+        if written < WRITTEN_MAX {
+            return Ok(());
+        }
+        self.faults_at_scan += written;
         self.apply(Event::SyncDue)
+    }
+
+    /// What the guest has written can be scanned, for the job that waits for it, if one does.
+    fn collected(&mut self) -> Option<Event> {
+        if let Some(Some(job)) = self.scans.pop_front() {
+            self.scan_now(job);
+            return None;
+        }
+        let written = self.vm.as_ref()?.written_since(0);
+        (written >= WRITTEN_MAX && self.role == Role::Leader).then_some(Event::SyncDue)
     }
 
     pub(super) fn feed(&mut self, frames: &[Frame]) {

@@ -165,6 +165,8 @@ struct Body {
     work_until: Micros,
     /// Pages that a copy has asked for, in this order.
     copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
+    /// Scans that wait until QEMU has handed its log over, in the order of these hand-overs; `None`: it is only counted.
+    scans: VecDeque<Option<JobId>>,
     console: Vec<ConsoleOutput>,
     printed: Printed,
     agent: AgentLine,
@@ -220,7 +222,7 @@ struct Body {
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
     /// When QEMU's page faults were last counted, and how many it had at the last scan.
-    looked_at_faults: Micros,
+    looked_at_written: Micros,
     /// Counts the threads of answers that wait for a disk.
     answering: Arc<()>,
     faults_at_scan: u64,
@@ -425,7 +427,7 @@ impl Body {
             self.look_at_uplink()?;
         }
         self.sample()?;
-        self.look_at_faults()?;
+        self.look_at_written()?;
         self.look_at_variables(false);
         if clock::now() >= self.watch.deadline {
             self.apply(Event::Tick)?;

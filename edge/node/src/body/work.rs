@@ -72,6 +72,9 @@ impl Body {
     /// Finishes at once what was asked of a guest that is gone: nothing of it may touch the next one.
     pub(super) fn drop_work(&mut self) {
         debug_assert!(self.vm.is_none(), "its pages are gone");
+        for job in std::mem::take(&mut self.scans).into_iter().flatten() {
+            self.scan_now(job);
+        }
         for work in std::mem::take(&mut self.work) {
             self.go_on(work, Micros::NEVER);
         }

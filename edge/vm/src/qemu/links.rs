@@ -7,7 +7,7 @@
 
 use super::orders::Purpose;
 use crate::VmError;
-use plover_agent::{Op, Order, Reply, load_order, order, place_request, request};
+use plover_agent::{Op, Order, Reply, load_order, log_request, order, place_request, request};
 use plover_types::Micros;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,6 +106,11 @@ impl AgentLink {
     /// Sends a request.
     pub(crate) fn ask(&mut self, op: Op, addr: u64, len: u64) -> std::io::Result<()> {
         self.send(op, &request(op, addr, len))
+    }
+
+    /// Asks for QEMU's log of what is written; see [`log_request`].
+    pub(crate) fn ask_to_log(&mut self, addr: u64, bytes: u64, file: u32) -> std::io::Result<()> {
+        self.send(Op::Log, &log_request(addr, bytes, file))
     }
 
     /// Asks for other memory in the place of a device's; see [`place_request`].

@@ -105,8 +105,16 @@ impl QemuVm {
         self.regions().layout()
     }
 
-    /// Adds to `dirty` the pages that the guest or QEMU has written since the last scan, and
-    /// write-protects them again in the same step.
+    /// Whether [`Self::scan_dirty`] finds all that was written until now. If not, give [`VmCommand::Collect`] before. Of a
+    /// guest that is paused it stays so until the next order that changes the guest.
+    pub fn is_collected(&self) -> bool {
+        !self.logs || self.orders.is_collected
+    }
+
+    /// Adds to `dirty` the pages that the guest or QEMU has written since the last scan.
+    ///
+    /// # Errors
+    /// The guest has not started, it is not [`Self::is_collected`], or the kernel does not say.
     pub fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
         let layout = self.layout();
         if self.clean.take_dirty() {
@@ -115,11 +123,15 @@ impl QemuVm {
         if let Some(disks) = &self.disks {
             disks.scan(layout, dirty);
         }
-        if self.trackers.is_empty() {
+        if self.phase != Phase::Ready || !self.is_collected() {
             return Err(VmError::Io {
-                what: "scanning for written pages before the guest has started".into(),
+                what: "scanning for written pages before the guest has started or QEMU has said what it wrote".into(),
                 source: std::io::ErrorKind::NotConnected.into(),
             });
+        }
+        self.orders.is_collected &= self.orders.is_paused;
+        if self.logs {
+            self.log.take(dirty);
         }
         self.trackers
             .iter_mut()
@@ -338,9 +350,29 @@ impl QemuVm {
         last.is_some_and(ThreadState::is_runnable)
     }
 
-    /// Page faults of QEMU so far. Between two scans there is one for each page that the guest has written,
-    /// and few others.
+    /// Page faults of QEMU so far. Where it keeps no log, there is one between two scans for each page that the guest has
+    /// written, and few others.
     pub fn page_faults(&self) -> u64 {
         self.faults.count()
+    }
+
+    /// About how many pages the guest has written since a scan after which QEMU had `faults` [`Self::page_faults`]. Where QEMU keeps
+    /// a log, as many as were collected.
+    pub fn written_since(&self, faults: u64) -> u64 {
+        if self.logs {
+            self.log.count()
+        } else {
+            self.page_faults().saturating_sub(faults)
+        }
+    }
+
+    /// Whether QEMU keeps a log of what is written, which [`VmCommand::Collect`] collects.
+    pub fn keeps_log(&self) -> bool {
+        self.logs
+    }
+
+    /// Whether the guest is not paused, and no order is open or waits.
+    pub fn runs_undisturbed(&self) -> bool {
+        self.phase == Phase::Ready && !self.orders.is_paused && self.orders.is_done()
     }
 }

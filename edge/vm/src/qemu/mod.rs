@@ -21,9 +21,9 @@
 //!
 //! ```text
 //!   Hello ──────────► Track ──────────► Ready ──────────► Gone
-//!   (QMP and agent    (the agent        (Started; orders  (Died, or killed;
-//!    answer, vCPUs     hands out the     are carried       no more events)
-//!    are known)        tracker)          out)
+//!   (QMP and agent    (what is          (Started; orders  (Died, or killed;
+//!    answer, vCPUs     written will      are carried       no more events)
+//!    are known)        be known)         out)
 //! ```
 //!
 //! A failure before `Ready`, or a message on QMP or the agent's sockets that cannot be understood, ends
@@ -58,6 +58,7 @@ use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
 use crate::regions::Regions;
 use crate::thread_state::ThreadState;
+use crate::written::WrittenLog;
 use crate::{Accel, QemuConfig, VmEvent};
 use disks::Sizes;
 use links::{AgentLink, OrderLink};
@@ -77,7 +78,7 @@ use std::time::Instant;
 enum Phase {
     /// Waiting for QMP, the agent's hello, the list of vCPUs and what machine this is.
     Hello,
-    /// Waiting for the userfaultfd.
+    /// Waiting for QEMU's log of written pages, and for the trackers of other memory.
     Track,
     /// Carrying out orders.
     Ready,
@@ -130,7 +131,11 @@ pub struct QemuVm {
     direct: bool,
     /// How many devices have memory of the guest's in the place of their own.
     placed: usize,
-    /// Of the machine's RAM and of each of these, once the guest has started.
+    /// QEMU's log of written pages of the machine's RAM.
+    log: WrittenLog,
+    /// Whether QEMU keeps it.
+    logs: bool,
+    /// Of the machine's RAM unless QEMU keeps a log of it, and of each of these devices, once the guest has started.
     trackers: Vec<DirtyTracker>,
     /// Where in QEMU the part lies that the agent makes a tracker for.
     tracked_next: u64,

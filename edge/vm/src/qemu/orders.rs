@@ -20,6 +20,8 @@ pub(super) enum Purpose {
     /// To learn which features the guest finds in its processor.
     Features,
     Pause,
+    /// To learn what was written.
+    Collect,
     Resume,
     Save,
     Load,
@@ -67,6 +69,8 @@ pub(super) struct Orders {
     pub(super) stands_since: Option<Micros>,
     /// The last order was to pause, or none was given yet.
     pub(super) is_paused: bool,
+    /// All that was written so far is in the log that the agent hands over.
+    pub(super) is_collected: bool,
     /// When it was last ordered to pause, by the same clock.
     pub(super) paused_at: Micros,
     /// `STOP` events that direct orders will still cause on QMP.
@@ -85,6 +89,7 @@ impl Orders {
             reboots: false,
             stands_since: None,
             is_paused: true,
+            is_collected: false,
             paused_at: Micros::ZERO,
             stops_due: 0,
         }
@@ -93,6 +98,11 @@ impl Orders {
     /// Whether no order is open.
     pub(super) fn is_free(&self) -> bool {
         self.open.is_empty()
+    }
+
+    /// Whether none is open or waits.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_free() && self.queue.is_empty()
     }
 
     /// Whether such an order is unanswered.
@@ -111,6 +121,8 @@ impl Orders {
 
     /// An order was sent.
     pub(super) fn opened(&mut self, purpose: Purpose) {
+        // Only to save a state writes nothing into the guest.
+        self.is_collected &= purpose == Purpose::Save;
         self.open.push_back(purpose);
     }
 
@@ -124,6 +136,7 @@ impl Orders {
     fn may_send(&self, next: &VmCommand, direct: bool) -> bool {
         match self.open.iter().collect::<Vec<_>>()[..] {
             [] => true,
+            [Purpose::Collect] => *next == VmCommand::Pause,
             [Purpose::Pause] => match next {
                 VmCommand::SaveState => true,
                 VmCommand::Reset => !direct,
@@ -163,6 +176,12 @@ impl QemuVm {
                 if !self.reset_ended(AfterReset::Resume) {
                     self.resume();
                 }
+            }
+            VmCommand::Collect if !self.logs => self.events.push_back(VmEvent::Collected),
+            VmCommand::Collect => {
+                self.orders.opened(Purpose::Collect);
+                let given = self.order_link.give(Purpose::Collect, Order::Written);
+                self.order_given(given);
             }
             VmCommand::Start => self.start_guest(),
             VmCommand::Reset if !self.config.machine.needs_reset() => {
@@ -297,7 +316,13 @@ impl QemuVm {
                 self.made.machine_type = super::words::machine_type(&name);
             }
             (Purpose::Features, Ok(words)) => self.features_said(&words),
+            (Purpose::Collect, Ok(_)) => {
+                self.orders.is_collected = true;
+                self.events.push_back(VmEvent::Collected);
+            }
+            (Purpose::Collect, Err(error)) => self.failed("collect", &error),
             (Purpose::Pause, Ok(_)) => {
+                self.orders.is_collected = true;
                 // One whose state is being saved already is reset when it is to go on.
                 if !self.orders.is_free() || !self.reset_ended(AfterReset::Paused) {
                     self.events.push_back(VmEvent::Paused);

@@ -29,6 +29,7 @@ const STDERR_BYTES: usize = 2048;
 pub(super) struct Ends<'a> {
     pub(super) ram: BorrowedFd<'a>,
     pub(super) state: BorrowedFd<'a>,
+    pub(super) log: BorrowedFd<'a>,
     /// Each NIC, and its [`crate::nic::Nic::agreed_fd`].
     pub(super) nics: Vec<(BorrowedFd<'a>, BorrowedFd<'a>)>,
     pub(super) qmp: BorrowedFd<'a>,
@@ -70,7 +71,14 @@ impl Process {
             guest_agent: ends.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             disks: ends.disks.iter().map(AsRawFd::as_raw_fd).collect(),
         };
-        let mut inherit = vec![ends.ram, ends.state, ends.qmp, ends.console, ends.orders];
+        let mut inherit = vec![
+            ends.ram,
+            ends.state,
+            ends.log,
+            ends.qmp,
+            ends.console,
+            ends.orders,
+        ];
         inherit.extend(ends.nics.iter().flat_map(|(nic, agreed)| [*nic, *agreed]));
         inherit.extend(ends.guest_agent);
         inherit.extend(&ends.disks);
