@@ -4,13 +4,10 @@
  * QEMU is the distribution's own, unpatched. A few things cannot be done to it from another process.
  * This library is preloaded into QEMU and does them when asked over a socket:
  *
- *   OP_HELLO   Says the version of the protocol and which of the others work with this QEMU.
+ *   OP_HELLO   Says the version of the protocol, and what this QEMU exports of what is needed.
  *   OP_TRACK   Creates a userfaultfd over guest RAM, write-protects the range in asynchronous mode, and
  *              hands the descriptor out. Only the process itself can create a userfaultfd for its
  *              memory; the PAGEMAP_SCAN that reads and re-arms it works from another process.
- *   OP_YANK    Registers QEMU's "migration" yank instance. xen-load-devices-state unregisters it at its
- *              end, and QEMU aborts if it is not registered. QEMU builds that support modules export
- *              the function; others do not.
  *   OP_ORDERS  Listens for orders on another socket, from QEMU's main loop: orders.c.
  *   OP_FLASH   Puts other memory in the place of a flash chip's: flash.c.
  *   OP_DISPLAY Puts other memory in the place of a graphics card's: blocks.c.
@@ -66,52 +63,25 @@
 enum {
     OP_HELLO = 0,
     OP_TRACK = 1,
-    OP_YANK = 2,
-    OP_ORDERS = 3,
-    OP_FLASH = 4,
-    OP_DISPLAY = 5,
-    OP_LOG = 6
+    OP_ORDERS = 2,
+    OP_FLASH = 3,
+    OP_DISPLAY = 4,
+    OP_LOG = 5
 };
 enum {
     AGENT_VERSION = 7,
-    HELLO_HAS_YANK = 1 << 16,
-    HELLO_HAS_ORDERS = 1 << 17,
-    HELLO_KEEPS_CODE = 1 << 18,
-    HELLO_FOLLOWS_BOOT = 1 << 19,
-    HELLO_HAS_LOG = 1 << 20
+    HELLO_HAS_ORDERS = 1 << 16,
+    HELLO_HAS_LOG = 1 << 17,
+    HELLO_KEEPS_CODE = 1 << 18
 };
 enum { STACK_BYTES = 256 * 1024 }; /* also holds QEMU's thread-local data */
 
 struct dma dma;
 struct guest_ram ram;
 
-/* QEMU's YankInstance (qapi/yank.json): a union by type, of which "migration" has no members. */
-struct yank_instance {
-    int type;
-    void *members[4];
-};
-enum { YANK_INSTANCE_TYPE_MIGRATION = 2 };
-static _Bool (*yank_register)(const struct yank_instance *, void **errp);
-
 _Bool find_dma(void)
 {
     return FIND(dma.map, "cpu_physical_memory_map") && FIND(dma.unmap, "cpu_physical_memory_unmap");
-}
-
-_Bool find_yank(void)
-{
-    return FIND(yank_register, "yank_register_instance");
-}
-
-/* Registers the yank instance. Returns 0 or an errno. QEMU refuses only if it is registered already,
- * which is as good. */
-int arm_yank(void)
-{
-    static const struct yank_instance migration = {.type = YANK_INSTANCE_TYPE_MIGRATION};
-    if (!find_yank())
-        return ENOSYS;
-    yank_register(&migration, NULL);
-    return 0;
 }
 
 /* Returns a userfaultfd that write-protects [addr, addr+len), or -errno. USER_MODE_ONLY needs no
@@ -180,18 +150,12 @@ static void *serve(void *argument)
         struct reply reply = {0, 0};
         int fd = -1;
         if (request.op == OP_HELLO) {
-            reply.value = AGENT_VERSION | (find_yank() ? HELLO_HAS_YANK : 0);
-            if (find_monitor())
-                reply.value |= HELLO_HAS_ORDERS | (find_translations() ? HELLO_KEEPS_CODE : 0) |
-                               (find_queues() ? HELLO_FOLLOWS_BOOT : 0) |
-                               (find_log() ? HELLO_HAS_LOG : 0);
+            reply.value = AGENT_VERSION | (find_monitor() ? HELLO_HAS_ORDERS : 0) |
+                          (find_log() ? HELLO_HAS_LOG : 0) |
+                          (find_translations() ? HELLO_KEEPS_CODE : 0);
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
-            if (!ram.bytes)
-                ram = (struct guest_ram){request.addr, request.len}; /* what follows is memory of devices */
             reply.status = fd < 0 ? -fd : 0;
-        } else if (request.op == OP_YANK) {
-            reply.status = arm_yank();
         } else if (request.op == OP_ORDERS) {
             reply.status = take_orders((int)request.addr, (int)request.len);
         } else if (request.op == OP_LOG && request.runs == 1) {

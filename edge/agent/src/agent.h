@@ -43,7 +43,7 @@ extern struct dma {
     void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
 } dma;
 
-/* The guest's RAM in this process: set by the first OP_TRACK. */
+/* The machine's RAM in this process: set by OP_LOG. */
 extern struct guest_ram {
     uintptr_t start, bytes;
 } ram;
@@ -51,8 +51,6 @@ extern struct guest_ram {
 /* agent.c */
 _Bool is_whole(const struct request *request, ssize_t got);
 _Bool find_dma(void);
-_Bool find_yank(void);
-int arm_yank(void);
 
 /* orders.c: OP_ORDERS and the orders */
 _Bool find_monitor(void);
@@ -87,6 +85,7 @@ _Bool find_log(void);
 int begin_log(uint64_t addr, uint64_t bytes, int file);
 void hand_over_log(void);
 void forget_log(void);
+int kvm_log_begins_empty(uint32_t request, void *arg, int result);
 
 /* blocks.c: memory of devices that is not the machine's RAM */
 int place_block(const char *ending, int file, off_t offset, size_t bytes);

@@ -23,7 +23,7 @@
 //! is no QEMU it says that the calls it needs are missing:
 //!
 //! ```
-//! use plover_agent::{AGENT_FD_ENV, AGENT_SO, AGENT_VERSION, HELLO_HAS_YANK, Op, Reply, request};
+//! use plover_agent::{AGENT_FD_ENV, AGENT_SO, AGENT_VERSION, HELLO_HAS_ORDERS, Op, Reply, request};
 //! use std::io::{Read, Write};
 //! use std::os::{fd::OwnedFd, unix::net::UnixStream};
 //! use std::process::{Command, Stdio};
@@ -46,7 +46,7 @@
 //! let hello = Reply::decode(reply);
 //! assert_eq!(hello.status, 0);
 //! assert_eq!(hello.value & 0xffff, u32::from(AGENT_VERSION));
-//! assert_eq!(hello.value & HELLO_HAS_YANK, 0, "a shell has no yank instances");
+//! assert_eq!(hello.value & HELLO_HAS_ORDERS, 0, "a shell has no guest to stop");
 //!
 //! drop(program.stdin.take()); // The shell's `read` ends, and so does the shell.
 //! program.wait()?;
@@ -69,22 +69,14 @@ pub const AGENT_NIC_ENV: &str = "PLOVER_NIC";
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
 pub const AGENT_VERSION: u16 = 7;
 
-/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
-pub const HELLO_HAS_YANK: u32 = 1 << 16;
-
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Orders`] needs.
-pub const HELLO_HAS_ORDERS: u32 = 1 << 17;
+pub const HELLO_HAS_ORDERS: u32 = 1 << 16;
+
+/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Log`] needs.
+pub const HELLO_HAS_LOG: u32 = 1 << 17;
 
 /// The bit of the reply to [`Op::Hello`] that says that loads can keep TCG's translations.
 pub const HELLO_KEEPS_CODE: u32 = 1 << 18;
-
-/// The bit of the reply to [`Op::Hello`] that says that a state of a guest that boots is followed
-/// in all there is to it: its firmware's memory, and virtio queues that it has not set up yet
-/// (docs/decisions/0031).
-pub const HELLO_FOLLOWS_BOOT: u32 = 1 << 19;
-
-/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Log`] needs.
-pub const HELLO_HAS_LOG: u32 = 1 << 20;
 
 /// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
@@ -93,22 +85,20 @@ pub const RUNS_MAX: usize = 8192;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Op {
-    /// Ask for the version. The reply's value is the version, with [`HELLO_HAS_YANK`].
+    /// Ask for the version. The reply's value is the version, with `HELLO_…`.
     Hello = 0,
     /// Write-protect `addr..addr + len` of QEMU's address space for tracking; the userfaultfd
     /// comes with the reply.
     Track = 1,
-    /// Make the next device-state load survivable.
-    Yank = 2,
     /// Listen for [`Order`]s on the inherited socket of number `addr`; states are saved to and
     /// loaded from the inherited file of number `len`.
-    Orders = 3,
+    Orders = 2,
     /// Put memory in the place of the flash chip that the guest may write; see [`place_request`].
-    Flash = 4,
+    Flash = 3,
     /// Put memory in the place of the graphics card's; see [`place_request`].
-    Display = 5,
+    Display = 4,
     /// Log which pages of the machine's RAM are written; see [`log_request`].
-    Log = 6,
+    Log = 5,
 }
 
 /// The orders that QEMU's main loop carries out, sent on the orders' socket. The reply's status is 0 or an
@@ -258,11 +248,6 @@ mod tests {
                 status: 0,
                 value: u32::from(AGENT_VERSION)
             }
-        );
-        assert_eq!(
-            ask(&mut ours, &request(Op::Yank, 0, 0)).status,
-            38,
-            "ENOSYS"
         );
         assert_eq!(
             ask(&mut ours, &request(Op::Orders, 0, 0)).status,

@@ -2,7 +2,7 @@
  * Carries out orders on QEMU's main thread, under its big lock, as monitor commands are.
  *
  *   ORDER_STOP, ORDER_CONT, ORDER_SAVE   "stop", "cont", "xen-save-devices-state"
- *   ORDER_LOAD                           "xen-load-devices-state", after what OP_YANK does
+ *   ORDER_LOAD                           "xen-load-devices-state"
  *   ORDER_WRITTEN                        hands over the log of written RAM (written.c), as ORDER_STOP does once
  *                                        the guest stands
  *
@@ -34,6 +34,14 @@ static struct {
 } monitor;
 enum { G_IO_IN = 1, G_IO_ERR = 8, G_IO_HUP = 16 };
 
+/* QEMU's YankInstance (qapi/yank.json): a union by type, of which "migration" has no members. */
+struct yank_instance {
+    int type;
+    void *members[4];
+};
+enum { YANK_INSTANCE_TYPE_MIGRATION = 2 };
+static _Bool (*yank_register)(const struct yank_instance *, void **errp);
+
 static char state_file[64];
 static int state_fd;
 
@@ -45,7 +53,7 @@ _Bool find_monitor(void)
            FIND(monitor.error_text, "error_get_pretty") &&
            FIND(monitor.error_free, "error_free") && FIND(monitor.watch, "g_unix_fd_add_full") &&
            FIND(monitor.idle, "g_idle_add_full") &&
-           find_yank();
+           FIND(yank_register, "yank_register_instance") && find_queues();
 }
 
 /* Removes the bytes from `begin` to `end` from a file. Returns 0 or an errno. */
@@ -64,13 +72,17 @@ static int cut(int file, off_t begin, off_t end)
     return got < 0 || ftruncate(file, begin) ? errno : 0;
 }
 
-/* Loads the file as it is. Returns 0 or an errno; `error` is QEMU's, if QEMU refuses. */
+/* Loads the file as it is. Returns 0 or an errno; `error` is QEMU's, if QEMU refuses.
+ *
+ * A load unregisters the "migration" yank instance at its end, and QEMU aborts if it is not registered.
+ * QEMU refuses to register it only if it is. */
 static int load_once(void **error)
 {
+    static const struct yank_instance migration = {.type = YANK_INSTANCE_TYPE_MIGRATION};
     int failed = begin_flash_load();
     if (failed)
         return failed;
-    arm_yank();
+    yank_register(&migration, NULL);
     monitor.load(state_file, error);
     end_flash_load();
     return 0;
@@ -208,7 +220,6 @@ int take_orders(int sock, int file)
 {
     if (!find_monitor())
         return ENOSYS;
-    find_queues();
     find_clocks();
     hook_translations();
     state_fd = file;

@@ -127,7 +127,7 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
         return answer_as_tap(nic, (uint32_t)request, arg);
     if ((uint32_t)request == (uint32_t)KVM_SET_CLOCK)
         catch_up_kvm(arg);
-    const int result = (int)syscall(SYS_ioctl, fd, request, arg);
+    const int result = kvm_log_begins_empty((uint32_t)request, arg, (int)syscall(SYS_ioctl, fd, request, arg));
     if (result < 0 && sets_processor((uint32_t)request))
         kvm_refused = errno;
     if ((uint32_t)request == (uint32_t)KVM_GET_CLOCK && result == 0 && !kvm.is_known) {

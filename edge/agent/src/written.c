@@ -10,6 +10,7 @@
  */
 #include "agent.h"
 #include <errno.h>
+#include <linux/kvm.h>
 #include <semaphore.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -47,6 +48,19 @@ _Bool find_log(void)
            FIND(memory.log, "memory_region_set_log") &&
            FIND(memory.take, "memory_region_snapshot_and_clear_dirty") &&
            FIND(memory.free, "g_free") && FIND(memory.idle, "g_idle_add_full");
+}
+
+/* Called with KVM's answer to a call; returns what QEMU is to hear.
+ *
+ * KVM can begin a log with all pages in it. QEMU takes that offer, because a migration copies them all
+ * anyway. But the log begins anew wherever firmware moves the borders of RAM at a boot, and a syncvm
+ * would then compare the whole memory. So QEMU does not hear of it. */
+int kvm_log_begins_empty(uint32_t request, void *arg, int result)
+{
+    if (request == (uint32_t)KVM_CHECK_EXTENSION &&
+        (uintptr_t)arg == KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2 && result > 0)
+        return result & ~KVM_DIRTY_LOG_INITIALLY_SET;
+    return result;
 }
 
 /* Takes what was written since the last call off QEMU's log. */

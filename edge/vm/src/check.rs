@@ -6,7 +6,7 @@ use crate::{
     Accel, Boot, DiskBus, Firmware, Machine, NicDevice, NicModel, QemuConfig, VmError, Watchdog,
     accel, dirty,
 };
-use plover_agent::{HELLO_HAS_LOG, HELLO_HAS_ORDERS, HELLO_HAS_YANK};
+use plover_agent::{HELLO_HAS_LOG, HELLO_HAS_ORDERS};
 use plover_confine::Files;
 use plover_types::Frame;
 use std::ffi::OsString;
@@ -34,17 +34,11 @@ pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
             ))
         })?;
     }
-    let hello = ask_agent(&qemu, &files(config))?;
-    let keeps_log = [HELLO_HAS_ORDERS, HELLO_HAS_LOG]
-        .iter()
-        .all(|bit| hello & bit != 0);
-    if !keeps_log || !config.device_memory().is_empty() {
-        let kernel = rustix::system::uname()
-            .release()
-            .to_string_lossy()
-            .into_owned();
-        dirty::try_here()
-            .map_err(|(step, error)| kernel_lacks(&kernel, keeps_log, step, &error))?;
+    ask_agent(&qemu, &files(config))?;
+    if !config.device_memory().is_empty() {
+        let kernel = rustix::system::uname();
+        let kernel = kernel.release().to_string_lossy();
+        dirty::try_here().map_err(|(step, error)| kernel_lacks(&kernel, step, &error))?;
     }
     Ok(())
 }
@@ -197,30 +191,35 @@ impl QemuConfig {
     }
 }
 
-/// The error for a QEMU that does not export what a load needs.
-pub(crate) fn missing_symbol(qemu: &Path) -> String {
+/// A function that Plover calls in QEMU and that this one does not export, by the agent's hello; `None`: it exports all.
+pub(crate) fn missing_symbol(hello: u32) -> Option<&'static str> {
+    let needed = [
+        (HELLO_HAS_ORDERS, "yank_register_instance"),
+        (HELLO_HAS_LOG, "memory_region_snapshot_and_clear_dirty"),
+    ];
+    let missing = needed.into_iter().find(|(bit, _)| hello & bit == 0);
+    missing.map(|(_, name)| name)
+}
+
+/// The error for a QEMU that lacks that function, or one that goes with it.
+pub(crate) fn exports_too_little(qemu: &Path, symbol: &str) -> String {
     format!(
-        "'{}' does not export yank_register_instance, without which QEMU aborts when device state \
-         is loaded: use a build with modules (the qemu-system packages of Debian, Ubuntu and \
-         Fedora), and name the binary itself, not a script around it",
+        "'{}' does not export {symbol}, or a function that goes with it, which Plover calls inside QEMU: use a build \
+         with modules (the qemu-system packages of Debian, Ubuntu and Fedora), and name the binary itself, not a script \
+         around it",
         qemu.display()
     )
 }
 
-fn kernel_lacks(release: &str, keeps_log: bool, step: &str, error: &std::io::Error) -> VmError {
-    let whose = if keeps_log {
-        "which a guest with UEFI or a display needs"
-    } else {
-        "which this QEMU needs, since it keeps no log of them for Plover"
-    };
+fn kernel_lacks(release: &str, step: &str, error: &std::io::Error) -> VmError {
     VmError::Unsupported(match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => format!(
-            "tracking written pages, {whose}, is not permitted here ({step}: {error}): allow userfaultfd in this \
-             container, or to this service"
+            "{step} is not permitted here ({error}), which a guest with UEFI or a display needs: allow userfaultfd in \
+             this container, or to this service"
         ),
         _ => format!(
-            "Linux {release} cannot track written pages, {whose} ({step}: {error}): take Linux 6.7 or newer with \
-             CONFIG_USERFAULTFD (Debian 12: a backports kernel)"
+            "Linux {release} cannot track the memory of devices ({step}: {error}), which a guest with UEFI or a display \
+             needs: take Linux 6.7 or newer with CONFIG_USERFAULTFD (Debian 12: a backports kernel)"
         ),
     })
 }
@@ -290,8 +289,8 @@ fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
 }
 
 /// Starts QEMU without a machine and asks the agent inside whether it can work. This tests the loader,
-/// the sandbox and the symbol at once. Returns the value of its hello.
-fn ask_agent(qemu: &Path, files: &Files) -> Result<u32, VmError> {
+/// the sandbox and the symbols at once.
+fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
     let (mut link, end) = crate::qemu::links::AgentLink::new()?;
     let arguments = [
         "-M",
@@ -310,8 +309,10 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<u32, VmError> {
     let mut process = Process::start(qemu, arguments, &[], Some(agent), files)?;
     drop(end);
     match link.hello(AGENT_DEADLINE) {
-        Ok(value) if value & HELLO_HAS_YANK != 0 => Ok(value),
-        Ok(_) => Err(VmError::Unsupported(missing_symbol(qemu))),
+        Ok(value) => match missing_symbol(value) {
+            None => Ok(()),
+            Some(symbol) => Err(VmError::Unsupported(exports_too_little(qemu, symbol))),
+        },
         Err(error) => {
             let how = process.ended().unwrap_or_else(|| error.to_string());
             Err(VmError::Unsupported(format!(

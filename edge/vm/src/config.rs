@@ -304,9 +304,6 @@ pub struct QemuConfig {
     pub agent: bool,
     /// A name for people, in QEMU's process title and in messages.
     pub name: String,
-    /// Gives all orders through QEMU's monitor, as with a build of QEMU that exports nothing else
-    /// (docs/decisions/0013). Slower; for tests.
-    pub monitor_only: bool,
     /// What becomes of a guest that ends by itself.
     pub ends: Ends,
     /// Its disks, in the order in which firmware tries to boot from them.
@@ -336,7 +333,6 @@ impl QemuConfig {
             display: false,
             agent: false,
             name: "plover".into(),
-            monitor_only: false,
             ends: Ends::default(),
             disks: Vec::new(),
         }

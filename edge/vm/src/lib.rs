@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | guest RAM | a shared memfd | `ram` |
 //! | written pages | QEMU's own log, which the agent hands over; of devices' memory `PAGEMAP_SCAN` under an asynchronous userfaultfd | `written`, `dirty` |
-//! | pause, device state | orders to QEMU's main loop, or QMP; the state in a memfd | `qemu`, [`qmp`] |
+//! | pause, device state | orders to QEMU's main loop; the state in a memfd | `qemu`, [`qmp`] |
 //! | calls inside QEMU | the agent, a small preloaded library | `plover-agent` |
 //! | frames | a datagram socket pair | `nic` |
 //! | disks | NBD over inherited sockets | `plover-disk`, `regions` |
@@ -57,7 +57,6 @@ mod console;
 mod cpu_clock;
 mod device_state;
 mod dirty;
-mod faults;
 #[doc(hidden)]
 pub mod fuzz;
 mod hash;

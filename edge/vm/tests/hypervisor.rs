@@ -188,27 +188,21 @@ fn ended(how: GuestEnd, then: AtEnd) -> VmEvent {
 /// A guest that powers off is off, also where its state is loaded, until it is started.
 #[test]
 fn a_guest_that_powers_off_is_off_until_it_is_started() {
-    for monitor_only in [false, true] {
-        let config = QemuConfig {
-            monitor_only,
-            ..config(Machine::Microvm)
-        };
-        let mut guest = Guest::boot(config);
-        guest.type_line("poweroff -f");
-        guest.expect(ended(GuestEnd::PowerOff, AtEnd::Destroy));
-        guest.run_for(Duration::from_millis(100));
-        assert!(guest.events.is_empty(), "{:?}", guest.events);
-        assert!(guest.vm.is_off());
-        assert_eq!(guest.vm.feed(&[ping(1, 9)]), 1, "it is dropped");
-        guest.order(VmCommand::Pause);
-        guest.order(VmCommand::Resume);
-        assert!(guest.vm.is_off(), "a syncvm does not switch it on");
-        guest.console.clear();
-        guest.vm.command(VmCommand::Start);
-        guest.wait_boot();
-        assert!(!guest.vm.is_off());
-        guest.wait_ping(2);
-    }
+    let mut guest = Guest::boot(config(Machine::Microvm));
+    guest.type_line("poweroff -f");
+    guest.expect(ended(GuestEnd::PowerOff, AtEnd::Destroy));
+    guest.run_for(Duration::from_millis(100));
+    assert!(guest.events.is_empty(), "{:?}", guest.events);
+    assert!(guest.vm.is_off());
+    assert_eq!(guest.vm.feed(&[ping(1, 9)]), 1, "it is dropped");
+    guest.order(VmCommand::Pause);
+    guest.order(VmCommand::Resume);
+    assert!(guest.vm.is_off(), "a syncvm does not switch it on");
+    guest.console.clear();
+    guest.vm.command(VmCommand::Start);
+    guest.wait_boot();
+    assert!(!guest.vm.is_off());
+    guest.wait_ping(2);
 }
 
 /// The two copies end when each of them ends; the leader's state decides.
@@ -339,16 +333,7 @@ fn a_guest_that_reboots_boots_again() {
 /// Pause and save are ordered back to back, as a leader does in a sync.
 #[test]
 fn orders_may_be_given_back_to_back() {
-    for monitor_only in [false, true] {
-        back_to_back(QemuConfig {
-            monitor_only,
-            ..config(Machine::Q35)
-        });
-    }
-}
-
-fn back_to_back(config: QemuConfig) {
-    let mut guest = Guest::boot(config);
+    let mut guest = Guest::boot(config(Machine::Q35));
     for order in [
         VmCommand::Pause,
         VmCommand::SaveState,

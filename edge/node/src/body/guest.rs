@@ -24,9 +24,7 @@ const BYTES_AT_PAUSE_MAX: usize = 256 << 20;
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
-/// How often that is looked at where page faults tell it. The loop does not wake for it, because a leader's heartbeats wake it.
-const LOOK_EVERY: Micros = Micros::from_ms(10);
-/// The same where QEMU keeps a log, which it must hand over for that.
+/// How often that is looked at. The loop does not wake for it, because a leader's heartbeats wake it.
 const COLLECT_EVERY: Micros = Micros::from_ms(100);
 
 /// An operator's order about the guest's power, for the log.
@@ -247,44 +245,32 @@ impl Body {
         }
     }
 
-    /// Asks for a syncvm when the guest has written much of its memory since the last one, so that the next
-    /// pause stays short.
-    pub(super) fn look_at_written(&mut self) -> Result<(), BoxError> {
+    /// Learns now and then how much of its memory the guest has written since the last scan.
+    pub(super) fn look_at_written(&mut self) {
         let now = clock::now();
-        let Some(vm) = self.vm.as_mut().filter(|_| self.role == Role::Leader) else {
-            return Ok(());
+        let leads = self.role == Role::Leader;
+        let Some(vm) = self.vm.as_ref().filter(|_| leads) else {
+            return;
         };
-        let every = if vm.keeps_log() {
-            COLLECT_EVERY
-        } else {
-            LOOK_EVERY
-        };
-        if now < self.looked_at_written + every {
-            return Ok(());
+        if now >= self.looked_at_written + COLLECT_EVERY && vm.runs_undisturbed() {
+            self.looked_at_written = now;
+            self.collect(None);
         }
-        self.looked_at_written = now;
-        if vm.keeps_log() {
-            if vm.runs_undisturbed() {
-                self.scans.push_back(None);
-                self.order_now(VmCommand::Collect);
-            }
-            return Ok(());
-        }
-        let written = vm.written_since(self.faults_at_scan);
-        if written < WRITTEN_MAX {
-            return Ok(());
-        }
-        self.faults_at_scan += written;
-        self.apply(Event::SyncDue)
     }
 
-    /// What the guest has written can be scanned, for the job that waits for it, if one does.
+    /// Makes QEMU say what the guest has written, for a scan or to count it.
+    pub(super) fn collect(&mut self, scan: Option<JobId>) {
+        self.scans.push_back(scan);
+        self.order_now(VmCommand::Collect);
+    }
+
+    /// QEMU has said it. When it is much, a syncvm is due, so that the next pause stays short.
     fn collected(&mut self) -> Option<Event> {
         if let Some(Some(job)) = self.scans.pop_front() {
             self.scan_now(job);
             return None;
         }
-        let written = self.vm.as_ref()?.written_since(0);
+        let written = self.vm.as_ref()?.written_since_scan();
         (written >= WRITTEN_MAX && self.role == Role::Leader).then_some(Event::SyncDue)
     }
 

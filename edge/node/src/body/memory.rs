@@ -14,7 +14,7 @@ use plover_syncvm::subpages::Divergent;
 use plover_types::{
     Digest, HashKey, PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo,
 };
-use plover_vm::{QemuVm, VmCommand};
+use plover_vm::QemuVm;
 use serde_json::json;
 
 impl Body {
@@ -208,14 +208,12 @@ impl Body {
         if self.vm.as_ref().is_none_or(QemuVm::is_collected) {
             return self.scan_now(job);
         }
-        self.scans.push_back(Some(job));
-        self.order_now(VmCommand::Collect);
+        self.collect(Some(job));
     }
 
     pub(super) fn scan_now(&mut self, job: JobId) {
         let mut set = PageSet::new(self.layout.pages());
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
-        self.faults_at_scan = self.vm.as_ref().map_or(0, QemuVm::page_faults);
         self.looked_at_written = clock::now();
         self.backup.scanned(&set);
         self.events.push_back(Event::Scanned(job, set));

@@ -225,7 +225,6 @@ struct Body {
     looked_at_written: Micros,
     /// Counts the threads of answers that wait for a disk.
     answering: Arc<()>,
-    faults_at_scan: u64,
     ready: Ready,
     /// Bulk records that have come and wait for their turn.
     bulk: Waiting,
@@ -427,7 +426,7 @@ impl Body {
             self.look_at_uplink()?;
         }
         self.sample()?;
-        self.look_at_written()?;
+        self.look_at_written();
         self.look_at_variables(false);
         if clock::now() >= self.watch.deadline {
             self.apply(Event::Tick)?;

@@ -196,7 +196,6 @@ impl Body {
             sampled_at: Micros::ZERO,
             looked_at_written: Micros::ZERO,
             answering: Arc::default(),
-            faults_at_scan: 0,
             ready: Ready::default(),
             bulk: Waiting::new(layout.pages()),
             unsent: Unsent::new(layout.pages()),

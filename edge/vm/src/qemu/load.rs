@@ -15,7 +15,6 @@ use super::power::{Life, monotonic};
 use super::{Purpose, QemuVm};
 use crate::device_state::{with_serial_queue, with_zeros_of_cpus};
 use plover_types::{DeviceState, Micros, PAGE_BYTES, PageNo, PageSet};
-use serde_json::json;
 
 /// Up to here the guest-physical address of a page is its offset in the RAM file, on every machine type.
 /// Above, there may be a hole for devices.
@@ -25,7 +24,7 @@ const LEGACY_HOLE: std::ops::Range<u32> = 0xa0..0x100;
 
 /// State of loads.
 pub(super) struct Loads {
-    /// Whether translations can be kept at all: TCG, direct orders, and a QEMU that exports what the
+    /// Whether translations can be kept at all: TCG, and a QEMU that exports what the
     /// agent needs.
     pub(super) keeps_code: bool,
     /// Pages that we wrote since the last load.
@@ -90,16 +89,10 @@ impl QemuVm {
             self.orders.closed(Purpose::Load);
             return self.failed("load", &error.to_string());
         }
-        if self.direct {
-            let runs = self.loads.overwritten_runs();
-            tracing::debug!(kept = runs.is_some(), "loading device state");
-            let given = self.order_link.load(runs.as_deref(), serial, stopped_at);
-            return self.order_given(given);
-        }
-        // A load uses up the registered yank instance, whether it succeeds or not.
-        self.armed = false;
-        let arguments = json!({ "filename": self.state_file_name() });
-        self.send(Purpose::Load, "xen-load-devices-state", arguments);
+        let runs = self.loads.overwritten_runs();
+        tracing::debug!(kept = runs.is_some(), "loading device state");
+        let given = self.order_link.load(runs.as_deref(), serial, stopped_at);
+        self.order_given(given);
     }
 
     /// The machine has the power of the state that was loaded, and its operator's orders hold here.
@@ -112,8 +105,5 @@ impl QemuVm {
     /// QEMU has answered the load.
     pub(super) fn load_ended(&mut self) {
         self.loads.overwritten.clear();
-        if !self.direct {
-            self.arm();
-        }
     }
 }

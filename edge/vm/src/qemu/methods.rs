@@ -108,7 +108,7 @@ impl QemuVm {
     /// Whether [`Self::scan_dirty`] finds all that was written until now. If not, give [`VmCommand::Collect`] before. Of a
     /// guest that is paused it stays so until the next order that changes the guest.
     pub fn is_collected(&self) -> bool {
-        !self.logs || self.orders.is_collected
+        self.orders.is_collected
     }
 
     /// Adds to `dirty` the pages that the guest or QEMU has written since the last scan.
@@ -130,9 +130,7 @@ impl QemuVm {
             });
         }
         self.orders.is_collected &= self.orders.is_paused;
-        if self.logs {
-            self.log.take(dirty);
-        }
+        self.log.take(dirty);
         self.trackers
             .iter_mut()
             .try_for_each(|tracker| tracker.scan(dirty))
@@ -350,25 +348,9 @@ impl QemuVm {
         last.is_some_and(ThreadState::is_runnable)
     }
 
-    /// Page faults of QEMU so far. Where it keeps no log, there is one between two scans for each page that the guest has
-    /// written, and few others.
-    pub fn page_faults(&self) -> u64 {
-        self.faults.count()
-    }
-
-    /// About how many pages the guest has written since a scan after which QEMU had `faults` [`Self::page_faults`]. Where QEMU keeps
-    /// a log, as many as were collected.
-    pub fn written_since(&self, faults: u64) -> u64 {
-        if self.logs {
-            self.log.count()
-        } else {
-            self.page_faults().saturating_sub(faults)
-        }
-    }
-
-    /// Whether QEMU keeps a log of what is written, which [`VmCommand::Collect`] collects.
-    pub fn keeps_log(&self) -> bool {
-        self.logs
+    /// How many pages the guest had written since the last scan when that was last collected ([`VmCommand::Collect`]).
+    pub fn written_since_scan(&self) -> u64 {
+        self.log.count()
     }
 
     /// Whether the guest is not paused, and no order is open or waits.

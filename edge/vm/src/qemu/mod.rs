@@ -31,7 +31,7 @@
 //!
 //! # Orders
 //!
-//! One order is open at a time, except that `SaveState` or `Reset` is sent right behind a pause: that
+//! One order is open at a time, except that `SaveState` is sent right behind a pause, and a pause behind `Collect`: that
 //! saves a wake-up of this process while the guest is paused. A failed order drops later ones, so that no
 //! guest runs on a wrong state.
 
@@ -52,7 +52,6 @@ use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
-use crate::faults::Faults;
 use crate::nics::Nics;
 use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
@@ -127,15 +126,11 @@ pub struct QemuVm {
     order_link: OrderLink,
     /// The descriptor's number of QEMU's end, which is the same in QEMU.
     order_end: i32,
-    /// Whether QEMU takes orders over `order_link`.
-    direct: bool,
     /// How many devices have memory of the guest's in the place of their own.
     placed: usize,
     /// QEMU's log of written pages of the machine's RAM.
     log: WrittenLog,
-    /// Whether QEMU keeps it.
-    logs: bool,
-    /// Of the machine's RAM unless QEMU keeps a log of it, and of each of these devices, once the guest has started.
+    /// Of each of these devices' memory, once the guest has started.
     trackers: Vec<DirtyTracker>,
     /// Where in QEMU the part lies that the agent makes a tracker for.
     tracked_next: u64,
@@ -148,14 +143,11 @@ pub struct QemuVm {
     heard: Heard,
     orders: Orders,
     loads: Loads,
-    /// Whether QEMU's yank instance is registered, which a load needs.
-    armed: bool,
     vcpu_clocks: Vec<CpuClock>,
     /// The states of the vCPU threads and the main thread.
     thread_states: Vec<ThreadState>,
     /// The place in it of the thread that was last found busy.
     last_busy: AtomicUsize,
-    faults: Faults,
     /// Whether the guest's frames make the epoll set readable.
     hears_outputs: bool,
     events: VecDeque<VmEvent>,

@@ -5,7 +5,6 @@ use super::{Phase, QemuVm};
 use crate::{AtEnd, GuestEnd, VmCommand, VmEvent};
 use plover_agent::Order;
 use plover_types::Micros;
-use rustix::fd::AsRawFd;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 
@@ -73,7 +72,7 @@ pub(super) struct Orders {
     pub(super) is_collected: bool,
     /// When it was last ordered to pause, by the same clock.
     pub(super) paused_at: Micros,
-    /// `STOP` events that direct orders will still cause on QMP.
+    /// `STOP` events that orders will still cause on QMP.
     pub(super) stops_due: u32,
 }
 
@@ -132,16 +131,12 @@ impl Orders {
     }
 
     /// Whether `next` may be sent while `open` is unanswered. Orders on one socket do not overtake each
-    /// other. A reset goes over QMP, and `direct` orders do not.
-    fn may_send(&self, next: &VmCommand, direct: bool) -> bool {
+    /// other, but a reset goes over QMP.
+    fn may_send(&self, next: &VmCommand) -> bool {
         match self.open.iter().collect::<Vec<_>>()[..] {
             [] => true,
             [Purpose::Collect] => *next == VmCommand::Pause,
-            [Purpose::Pause] => match next {
-                VmCommand::SaveState => true,
-                VmCommand::Reset => !direct,
-                _ => false,
-            },
+            [Purpose::Pause] => *next == VmCommand::SaveState,
             _ => false,
         }
     }
@@ -151,11 +146,7 @@ impl QemuVm {
     /// Sends the orders whose turn it is.
     pub(super) fn next_order(&mut self) {
         while self.phase == Phase::Ready {
-            let (armed, direct) = (self.armed || self.direct, self.direct);
-            let may = |next: &VmCommand| {
-                self.orders.may_send(next, direct)
-                    && (armed || !matches!(next, VmCommand::LoadState(_)))
-            };
+            let may = |next: &VmCommand| self.orders.may_send(next);
             if !self.orders.queue.front().is_some_and(may) {
                 break;
             }
@@ -177,24 +168,13 @@ impl QemuVm {
                     self.resume();
                 }
             }
-            VmCommand::Collect if !self.logs => self.events.push_back(VmEvent::Collected),
-            VmCommand::Collect => {
-                self.orders.opened(Purpose::Collect);
-                let given = self.order_link.give(Purpose::Collect, Order::Written);
-                self.order_given(given);
-            }
+            VmCommand::Collect => self.order(Purpose::Collect, Order::Written),
             VmCommand::Start => self.start_guest(),
             VmCommand::Reset if !self.config.machine.needs_reset() => {
                 self.events.push_back(VmEvent::ResetDone);
             }
             VmCommand::Reset => self.reset_machine(Purpose::Reset),
-            VmCommand::SaveState => {
-                // live: false, because a live save of a paused guest gives its disks away: QEMU aborts
-                // at the next save.
-                let arguments = json!({ "filename": self.state_file_name(), "live": false });
-                let command = "xen-save-devices-state";
-                self.order(Purpose::Save, Order::Save, command, arguments);
-            }
+            VmCommand::SaveState => self.order(Purpose::Save, Order::Save),
             VmCommand::LoadState(state) => self.begin_load(state),
             VmCommand::Probe => {}
             VmCommand::PowerButton => self.press_button(false),
@@ -215,7 +195,7 @@ impl QemuVm {
         // Before the guest runs, so that it need not wait until we hear that it runs. QEMU takes one frame
         // at most in between, and delivers that one, too.
         self.release_inputs();
-        self.order(Purpose::Resume, Order::Cont, "cont", Value::Null);
+        self.order(Purpose::Resume, Order::Cont);
     }
 
     /// Puts the machine into its power-on state.
@@ -239,34 +219,19 @@ impl QemuVm {
         self.send(Purpose::Quiet("set-action"), "set-action", arguments);
     }
 
-    /// The path of the state file inside QEMU, which inherited it under the number it has here.
-    pub(super) fn state_file_name(&self) -> String {
-        format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
-    }
-
     pub(super) fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
         self.orders.opened(purpose);
         self.send(purpose, execute, arguments);
     }
 
-    /// Gives an order directly if possible, else as a QMP command.
-    pub(super) fn order(
-        &mut self,
-        purpose: Purpose,
-        order: Order,
-        execute: &str,
-        arguments: Value,
-    ) {
-        if self.direct {
-            self.orders.opened(purpose);
-            let given = self.order_link.give(purpose, order);
-            self.order_given(given);
-        } else {
-            self.open(purpose, execute, arguments);
-        }
+    /// Gives an order past the monitor.
+    pub(super) fn order(&mut self, purpose: Purpose, order: Order) {
+        self.orders.opened(purpose);
+        let given = self.order_link.give(purpose, order);
+        self.order_given(given);
     }
 
-    /// Ends QEMU if a direct order could not be given.
+    /// Ends QEMU if an order could not be given.
     pub(super) fn order_given(&mut self, given: std::io::Result<()>) {
         if let Err(error) = given {
             if !self.process_ending() {
@@ -416,7 +381,7 @@ impl QemuVm {
             "GUEST_PANICKED" => self.guest_ended(GuestEnd::Crash),
             "RESUME" => {
                 // `STOP` events after this one belong to pauses that were ordered after it.
-                self.orders.stops_due = (self.direct && self.orders.is_paused).into();
+                self.orders.stops_due = self.orders.is_paused.into();
             }
             "STOP" if self.orders.stops_due > 0 => self.orders.stops_due -= 1,
             // Without an order: the guest ended, or KVM failed. The status says which.

@@ -227,8 +227,8 @@ impl QemuVm {
     /// Stops the vCPUs.
     pub(super) fn halt(&mut self, purpose: Purpose) {
         self.hold_inputs();
-        self.orders.stops_due += u32::from(self.direct);
-        self.order(purpose, Order::Stop, "stop", Value::Null);
+        self.orders.stops_due += 1;
+        self.order(purpose, Order::Stop);
     }
 
     /// An operator resets the machine. It is reset and boots as one does whose guest has ended by itself.
@@ -274,7 +274,7 @@ impl QemuVm {
     fn boot(&mut self) {
         if self.orders.power == Power::On && !self.stands() {
             self.release_inputs();
-            self.order(Purpose::Boot, Order::Cont, "cont", Value::Null);
+            self.order(Purpose::Boot, Order::Cont);
         } else {
             self.hold_inputs();
             if self.orders.power != Power::On {

@@ -10,7 +10,6 @@ use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
-use crate::faults::Faults;
 use crate::nics::Nics;
 use crate::qmp::Qmp;
 use crate::ram::Ram;
@@ -18,10 +17,7 @@ use crate::regions::Regions;
 use crate::thread_state::ThreadState;
 use crate::written::WrittenLog;
 use crate::{Accel, QemuConfig, VmError, VmEvent};
-use plover_agent::{
-    AGENT_VERSION, HELLO_FOLLOWS_BOOT, HELLO_HAS_LOG, HELLO_HAS_ORDERS, HELLO_HAS_YANK,
-    HELLO_KEEPS_CODE, Op,
-};
+use plover_agent::{AGENT_VERSION, HELLO_KEEPS_CODE, Op};
 use plover_disk::Attachment;
 use plover_types::{PAGE_BYTES, PageNo};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -91,10 +87,6 @@ impl QemuVm {
         };
         let made = super::words::Made::by_files(&config);
         let process = Process::spawn(&config, accel, &ends)?;
-        let faults = Faults::open(process.pid()).map_err(|source| VmError::Io {
-            what: "counting QEMU's page faults".into(),
-            source,
-        })?;
         disks.iter_mut().for_each(Attachment::close_connections);
         agent.ask(Op::Hello, 0, 0).map_err(asking_the_agent)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -134,10 +126,8 @@ impl QemuVm {
             agent,
             order_link,
             order_end: order_end.as_raw_fd(),
-            direct: false,
             placed: 0,
             log,
-            logs: false,
             trackers: Vec::new(),
             tracked_next: 0,
             clean: Channel::default(),
@@ -148,11 +138,9 @@ impl QemuVm {
             heard: Heard::default(),
             orders: Orders::new(),
             loads,
-            armed: false,
             vcpu_clocks: Vec::new(),
             thread_states: Vec::new(),
             last_busy: AtomicUsize::new(0),
-            faults,
             hears_outputs: true,
             events: VecDeque::new(),
             wake,
@@ -230,39 +218,22 @@ impl QemuVm {
                      from one build",
                 );
             }
-            Op::Hello if answer.reply.value & HELLO_HAS_YANK == 0 => {
-                let binary = process::binary(&self.config);
-                self.give_up(&crate::check::missing_symbol(&binary));
-            }
             Op::Hello => {
-                let has = |bit| answer.reply.value & bit != 0;
-                self.direct = has(HELLO_HAS_ORDERS) && !self.config.monitor_only;
-                self.loads.keeps_code =
-                    self.direct && self.accel == Accel::Tcg && has(HELLO_KEEPS_CODE);
-                let follows_boot = self.direct && has(HELLO_FOLLOWS_BOOT);
-                if !follows_boot && !self.config.monitor_only {
-                    tracing::warn!(
-                        event = "qemu_symbols_missing",
-                        "this QEMU does not export what it takes to follow a guest that boots: if a leader \
-                         dies meanwhile, the next one's guest may have no network; use a build with \
-                         modules (the qemu-system packages of Debian, Ubuntu and Fedora)"
-                    );
+                if let Some(symbol) = crate::check::missing_symbol(answer.reply.value) {
+                    let binary = process::binary(&self.config);
+                    return self.give_up(&crate::check::exports_too_little(&binary, symbol));
                 }
-                self.logs = self.direct && has(HELLO_HAS_LOG);
+                let keeps_code = answer.reply.value & HELLO_KEEPS_CODE != 0;
+                self.loads.keeps_code = self.accel == Accel::Tcg && keeps_code;
                 self.heard.agent = true;
                 self.track_if_ready();
             }
-            Op::Log => {
-                self.logs = answer.reply.status == 0;
-                if !self.logs {
-                    tracing::warn!(
-                        event = "qemu_keeps_no_log",
-                        "QEMU keeps no log of written pages for Plover ({status}): a syncvm looks at all pages of the \
-                         guest's memory instead, some 0.6 ms a GiB"
-                    );
-                }
-                self.ask_to_track();
+            Op::Log if answer.reply.status != 0 => {
+                self.give_up(&format!(
+                    "QEMU keeps no log of written pages for Plover: {status}; this QEMU is unlike any that Plover knows"
+                ));
             }
+            Op::Log => self.ask_to_track(),
             Op::Flash | Op::Display if answer.reply.status != 0 => {
                 self.cannot_place(answer.to, &status);
             }
@@ -277,13 +248,6 @@ impl QemuVm {
                      display"
                 )),
             },
-            Op::Yank if answer.reply.status != 0 => {
-                self.give_up(&format!("the agent could not prepare a load: {status}"));
-            }
-            Op::Yank => {
-                self.armed = true;
-                self.ready();
-            }
             Op::Orders if answer.reply.status != 0 => {
                 self.give_up(&format!("QEMU could not be made to take orders: {status}"));
             }
@@ -301,19 +265,12 @@ impl QemuVm {
         self.place_or_track();
     }
 
-    /// Asks for the first memory of a device that is not in its place, or for a tracker if all is.
+    /// Asks for the first memory of a device that is not in its place, or for the log if all is.
     fn place_or_track(&mut self) {
         let devices = self.config.device_memory();
         let Some((op, part)) = devices.get(self.placed) else {
-            return if self.logs {
-                self.ask_to_log()
-            } else {
-                self.ask_to_track()
-            };
+            return self.ask_to_log();
         };
-        if !self.direct {
-            return self.cannot_place(*op, &std::io::ErrorKind::Unsupported.into());
-        }
         let file = self.ram.fd().as_raw_fd() as u32;
         let bytes = (part.end - part.start) as u32;
         if let Err(error) = self.agent.ask_to_place(*op, file, part.start, bytes) {
@@ -332,13 +289,10 @@ impl QemuVm {
         ));
     }
 
-    /// The part of the guest's memory that the next tracker tracks: the machine's RAM, or a device's memory. `None`: all
-    /// have one.
+    /// The device's memory that the next tracker tracks. `None`: all have one.
     fn untracked(&self) -> Option<Range<u64>> {
         let devices = self.config.device_memory().into_iter();
-        let ram = (!self.logs).then(|| self.config.machine_ram());
-        let mut parts = ram.into_iter().chain(devices.map(|it| it.1));
-        parts.nth(self.trackers.len())
+        devices.map(|it| it.1).nth(self.trackers.len())
     }
 
     /// Asks for QEMU's log of what is written of the machine's RAM.
@@ -358,10 +312,10 @@ impl QemuVm {
         }
     }
 
-    /// Asks for the tracker of the first part that has none.
+    /// Asks for the tracker of the first device's memory that has none.
     fn ask_to_track(&mut self) {
         let Some(part) = self.untracked() else {
-            return self.all_is_tracked();
+            return self.take_orders();
         };
         let bytes = part.end - part.start;
         let asked = self
@@ -392,14 +346,6 @@ impl QemuVm {
         self.ask_to_track();
     }
 
-    fn all_is_tracked(&mut self) {
-        if self.direct {
-            self.take_orders();
-        } else {
-            self.arm();
-        }
-    }
-
     /// Makes QEMU listen to the orders' socket.
     fn take_orders(&mut self) {
         let file = self.state_file.fd().as_raw_fd();
@@ -415,14 +361,6 @@ impl QemuVm {
             self.events.push_back(VmEvent::Started);
         }
         self.next_order();
-    }
-
-    /// Makes the agent prepare the next load, ahead of time so that the load need not wait.
-    pub(super) fn arm(&mut self) {
-        self.armed = false;
-        if let Err(error) = self.agent.ask(Op::Yank, 0, 0) {
-            self.give_up(&format!("asking the agent: {error}"));
-        }
     }
 }
 
