@@ -106,15 +106,16 @@ impl QemuVm {
     }
 
     /// Whether [`Self::scan_dirty`] finds all that was written until now. If not, give [`VmCommand::Collect`] before. Of a
-    /// guest that is paused it stays so until the next order that changes the guest.
+    /// guest that is paused it stays so until the next order but to save its state.
     pub fn is_collected(&self) -> bool {
         self.orders.is_collected
     }
 
-    /// Adds to `dirty` the pages that the guest or QEMU has written since the last scan.
+    /// Adds to `dirty` the pages that the guest or QEMU had written when that was last collected, by
+    /// [`VmCommand::Collect`] or a pause, and that no scan has reported.
     ///
     /// # Errors
-    /// The guest has not started, it is not [`Self::is_collected`], or the kernel does not say.
+    /// The guest has not started, or the kernel does not say.
     pub fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
         let layout = self.layout();
         if self.clean.take_dirty() {
@@ -123,9 +124,9 @@ impl QemuVm {
         if let Some(disks) = &self.disks {
             disks.scan(layout, dirty);
         }
-        if self.phase != Phase::Ready || !self.is_collected() {
+        if self.is_starting() {
             return Err(VmError::Io {
-                what: "scanning for written pages before the guest has started or QEMU has said what it wrote".into(),
+                what: "scanning for written pages before the guest has started".into(),
                 source: std::io::ErrorKind::NotConnected.into(),
             });
         }
