@@ -7,7 +7,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "src/agent.c",
     "src/orders.c",
     "src/translations.c",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 10] = [
     "src/firmware.c",
     "src/time.c",
     "src/written.c",
+    "src/ahci.c",
     "src/nic.c",
     "src/blocks.c",
     "src/flash.c",

@@ -5,8 +5,8 @@
  * This library is preloaded into QEMU and does them when asked over a socket:
  *
  *   OP_HELLO   Says the version of the protocol, and what this QEMU exports of what is needed.
- *   OP_TRACK   Creates a userfaultfd over guest RAM, write-protects the range in asynchronous mode, and
- *              hands the descriptor out. Only the process itself can create a userfaultfd for its
+ *   OP_TRACK   Creates a userfaultfd over a device's memory, write-protects the range in asynchronous
+ *              mode, and hands the descriptor out. Only the process itself can create a userfaultfd for its
  *              memory; the PAGEMAP_SCAN that reads and re-arms it works from another process.
  *   OP_ORDERS  Listens for orders on another socket, from QEMU's main loop: orders.c.
  *   OP_FLASH   Puts other memory in the place of a flash chip's: flash.c.

@@ -87,6 +87,10 @@ void hand_over_log(void);
 void forget_log(void);
 int kvm_log_begins_empty(uint32_t request, void *arg, int result);
 
+/* ahci.c: pages that a disk controller writes */
+_Bool find_ahci(void);
+void each_ahci_page(void (*each)(uint64_t offset));
+
 /* blocks.c: memory of devices that is not the machine's RAM */
 int place_block(const char *ending, int file, off_t offset, size_t bytes);
 int place_display(int file, off_t offset, size_t bytes);

@@ -112,8 +112,7 @@ int save_firmware(int file)
 }
 
 /* Makes the firmware's memory what it was when the state was saved. Returns 0, or an errno if the units
- * do not fit this firmware. A state without units comes from a QEMU whose agent lacks the functions for
- * this; plover has warned about it. */
+ * do not fit this firmware. A state of another machine has none. */
 int load_firmware(int file)
 {
     struct trailer end;

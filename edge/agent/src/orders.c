@@ -132,6 +132,9 @@ static int carry_out(const struct request *order, void **error)
         return failed;
     case ORDER_WRITTEN:
         hand_over_log();
+        /* A processor of TCG that was about to write a page may have got it writable as the log was taken,
+         * and its next writes are in no log. The second time makes it ask again. */
+        hand_over_log();
         return 0;
     default:
         return EINVAL;

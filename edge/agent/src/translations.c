@@ -111,7 +111,7 @@ static void forget(const struct run *run, size_t runs)
 void keep_translations(_Bool wanted, const struct run *written, size_t runs)
 {
     keep = wanted && post_load.original;
-    if (!keep)
+    if (!keep || !runs)
         return;
     hand_over_log();
     forget(written, runs);

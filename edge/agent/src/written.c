@@ -2,7 +2,7 @@
  * QEMU's own log of the machine's RAM that was written.
  *
  * QEMU keeps one for live migration and for displays. KVM's log (of what processors write, and KVM itself)
- * and TCG's flow into it, and so does every write of a device. Reading it costs what was written and a bit
+ * and TCG's flow into it, and devices mark what they write (but see ahci.c). Reading it costs what was written and a bit
  * for each page, where a walk over the page tables costs a look at every page.
  *
  * The log has a bit per page and client. The agent is the client of displays, which no device is for the
@@ -47,7 +47,7 @@ _Bool find_log(void)
            FIND(memory.address, "memory_region_get_ram_addr") &&
            FIND(memory.log, "memory_region_set_log") &&
            FIND(memory.take, "memory_region_snapshot_and_clear_dirty") &&
-           FIND(memory.free, "g_free") && FIND(memory.idle, "g_idle_add_full");
+           FIND(memory.free, "g_free") && FIND(memory.idle, "g_idle_add_full") && find_ahci();
 }
 
 /* Called with KVM's answer to a call; returns what QEMU is to hear.
@@ -119,6 +119,12 @@ int begin_log(uint64_t addr, uint64_t bytes, int file)
     return begun.error;
 }
 
+static void mark(uint64_t offset)
+{
+    const uint64_t page = offset / PAGE_BYTES;
+    __atomic_fetch_or(&logged.written[page / WORD_BITS], 1ull << page % WORD_BITS, __ATOMIC_RELEASE);
+}
+
 /* Called on QEMU's main thread: hands over what was written since the last call. */
 void hand_over_log(void)
 {
@@ -129,6 +135,7 @@ void hand_over_log(void)
         if (found->bits[word])
             __atomic_fetch_or(&logged.written[word], found->bits[word], __ATOMIC_RELEASE);
     memory.free(found);
+    each_ahci_page(mark);
 }
 
 /* Called on QEMU's main thread: forgets what was written since the last call of these two. */

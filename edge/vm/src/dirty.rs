@@ -1,5 +1,7 @@
-//! Finds the pages that were written: `PAGEMAP_SCAN` over QEMU's page tables. So is the memory of devices tracked, and the
-//! machine's RAM where QEMU keeps no log of it (`written`).
+//! Finds the pages of devices' memory that were written: `PAGEMAP_SCAN` over QEMU's page tables. (Those of the machine's RAM:
+//! `written`.)
+//!
+//! A scan under KVM unmaps this memory from the guest, whose next touch of each page is a fault.
 //!
 //! ```text
 //!   vCPU or device of QEMU writes            plover

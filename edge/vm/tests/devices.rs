@@ -2,7 +2,8 @@
 
 use crate::common::{GUEST_MAC, Guest, Viewer, assert_equal, disk, sync};
 use plover_disk::{DiskSpec, Disks};
-use plover_types::DISK_BLOCK_BYTES;
+use plover_types::{DISK_BLOCK_BYTES, PAGE_BYTES, PageNo, PageSet};
+use plover_vm::trial::PATIENCE;
 use plover_vm::{
     Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent, Watchdog,
 };
@@ -100,6 +101,85 @@ fn a_guest_reads_its_cd_on_the_other_host() {
         b.order(VmCommand::Resume);
         b.wait_console("from b!");
     }
+}
+
+/// Disks of each kind, from which the firmware reads all the time: every page that changes is reported, also where the
+/// controller writes without marking it (AHCI).
+#[test]
+fn every_page_that_changes_is_reported() {
+    for (machine, bus) in [
+        (Machine::Q35, DiskBus::Ide),
+        (Machine::Q35, DiskBus::Scsi),
+        (Machine::Pc, DiskBus::Ide),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let code = sector("sweep", dir.path());
+        let mut disks = disk(dir.path(), "disk", 256 * DISK_BLOCK_BYTES as u64);
+        let file = std::fs::File::options()
+            .write(true)
+            .open(dir.path().join("disk"))
+            .unwrap();
+        file.write_all_at(&code, 0).unwrap();
+        file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+        let device = DiskDevice {
+            bus,
+            ..DiskDevice::default()
+        };
+        let config = guest_of(machine, vec![device]);
+        let mut guest = Guest::start_with(config, Some(disks.attach_to_boot().unwrap()));
+        let count = |guest: &Guest| {
+            let mut page = [0; PAGE_BYTES];
+            guest.vm.read_page(PageNo(9), &mut page);
+            u32::from_le_bytes([page[0], page[1], page[2], page[3]])
+        };
+        guest.order(VmCommand::Resume);
+        let runs = |guest: &Guest| {
+            let mut page = [0; PAGE_BYTES];
+            guest.vm.read_page(PageNo(7), &mut page);
+            page[0xc00..0xc10] == code[..16]
+        };
+        for _ in 0..10 {
+            let before = count(&guest);
+            let begun = Instant::now();
+            while !runs(&guest) || count(&guest) == before {
+                assert!(
+                    begun.elapsed() < PATIENCE,
+                    "{machine} {bus:?}: it reads nothing"
+                );
+                guest.run_for(Duration::from_millis(5));
+            }
+            guest.order(VmCommand::Pause);
+            let mut written = PageSet::new(guest.vm.layout().pages());
+            guest.scan(&mut written).unwrap();
+            let stood = memory(&guest);
+            guest.order(VmCommand::Resume);
+            guest.run_for(Duration::from_millis(20));
+            guest.order(VmCommand::Pause);
+            written.clear();
+            guest.scan(&mut written).unwrap();
+            let changed = |(i, (before, now)): (usize, (&[u8], &[u8]))| {
+                (before != now).then_some(PageNo(i as u32))
+            };
+            let now = memory(&guest);
+            let pages = stood.chunks(PAGE_BYTES).zip(now.chunks(PAGE_BYTES));
+            let missed: Vec<_> = pages
+                .enumerate()
+                .filter_map(changed)
+                .filter(|page| !written.contains(*page))
+                .collect();
+            assert!(missed.is_empty(), "{machine} {bus:?}: {missed:?}");
+            guest.order(VmCommand::Resume);
+        }
+    }
+}
+
+/// The whole memory of a guest that stands.
+fn memory(guest: &Guest) -> Vec<u8> {
+    let mut bytes = vec![0; 64 << 20];
+    for (i, page) in bytes.chunks_mut(PAGE_BYTES).enumerate() {
+        guest.vm.read_page(PageNo(i as u32), page);
+    }
+    bytes
 }
 
 /// Two guests with a small disk each. The first boots `code`; the other does nothing until it is overwritten.

@@ -322,8 +322,7 @@ impl Leader {
             cx.out.push(Action::TellCut(number));
         }
         cx.ask(Job::LeadSync(number), Action::Scan);
-        // Memory first, as in a migration. It is also quicker: protecting pages interrupts every CPU
-        // on which the hypervisor runs at the moment.
+        // Memory first, as in a migration.
         cx.order(Order::Save, Action::SaveState);
         cx.out.push(Action::Console(ConsoleHold::Cut(number)));
         cx.note_phase(number, Phase::Scan);

@@ -24,8 +24,9 @@ const BYTES_AT_PAUSE_MAX: usize = 256 << 20;
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
-/// How often that is looked at. The loop does not wake for it, because a leader's heartbeats wake it.
-const COLLECT_EVERY: Micros = Micros::from_ms(100);
+/// That is looked at first so long after a scan, and so long after the last look at the earliest. The loop does not wake for it,
+/// because a leader's heartbeats wake it.
+pub(super) const LOOK_AFTER: Micros = Micros::from_ms(100);
 
 /// An operator's order about the guest's power, for the log.
 fn in_words(input: &OperatorInput) -> Option<&'static str> {
@@ -85,10 +86,14 @@ impl Body {
                     None => continue,
                 },
                 VmEvent::Probed => Event::Probed,
-                VmEvent::Collected => match self.collected() {
-                    Some(event) => event,
-                    None => continue,
-                },
+                VmEvent::Collected => {
+                    self.collected();
+                    // The answer to a scan must not wait for something else to happen.
+                    while let Some(event) = self.events.pop_front() {
+                        self.apply(event)?;
+                    }
+                    continue;
+                }
                 VmEvent::DiskResized { disk, result } => match self.disk_resized(disk, result) {
                     Some(event) => event,
                     None => continue,
@@ -247,13 +252,12 @@ impl Body {
 
     /// Learns now and then how much of its memory the guest has written since the last scan.
     pub(super) fn look_at_written(&mut self) {
-        let now = clock::now();
         let leads = self.role == Role::Leader;
         let Some(vm) = self.vm.as_ref().filter(|_| leads) else {
             return;
         };
-        if now >= self.looked_at_written + COLLECT_EVERY && vm.runs_undisturbed() {
-            self.looked_at_written = now;
+        if clock::now() >= self.look_at_written_at && vm.runs_undisturbed() {
+            self.look_at_written_at = Micros::NEVER;
             self.collect(None);
         }
     }
@@ -264,14 +268,22 @@ impl Body {
         self.order_now(VmCommand::Collect);
     }
 
-    /// QEMU has said it. When it is much, a syncvm is due, so that the next pause stays short.
-    fn collected(&mut self) -> Option<Event> {
+    /// QEMU has said it. When it is much, a syncvm is due, so that the next pause stays short. If not, it is
+    /// looked at again halfway to the time at which it will be: after each look the first write to a page is dear again.
+    fn collected(&mut self) {
         if let Some(Some(job)) = self.scans.pop_front() {
-            self.scan_now(job);
-            return None;
+            return self.scan_now(job);
         }
-        let written = self.vm.as_ref()?.written_since_scan();
-        (written >= WRITTEN_MAX && self.role == Role::Leader).then_some(Event::SyncDue)
+        let leads = self.role == Role::Leader;
+        let Some(vm) = self.vm.as_ref().filter(|_| leads) else {
+            return;
+        };
+        let (written, now) = (vm.written_since_scan(), clock::now());
+        let Some(more) = WRITTEN_MAX.checked_sub(written) else {
+            return self.events.push_back(Event::SyncDue);
+        };
+        let left = now.since(self.scanned_at).0 * more / written.max(1);
+        self.look_at_written_at = now + Micros(left / 2).max(LOOK_AFTER);
     }
 
     pub(super) fn feed(&mut self, frames: &[Frame]) {

@@ -3,6 +3,7 @@
 //! When it is done, and how much of it in one turn: [`super::work`]. Blocks of disks are left to a thread
 //! that can wait for them (`disk_pages`); its results come back through [`Body::take_answers`].
 
+use super::guest::LOOK_AFTER;
 use super::work::Work;
 use super::{Body, BoxError};
 use crate::clock;
@@ -214,7 +215,8 @@ impl Body {
     pub(super) fn scan_now(&mut self, job: JobId) {
         let mut set = PageSet::new(self.layout.pages());
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
-        self.looked_at_written = clock::now();
+        self.scanned_at = clock::now();
+        self.look_at_written_at = self.scanned_at + LOOK_AFTER;
         self.backup.scanned(&set);
         self.events.push_back(Event::Scanned(job, set));
         if let Some(Err(error)) = scanned {

@@ -221,8 +221,9 @@ struct Body {
     sends_on_until: Micros,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
-    /// When QEMU's page faults were last counted, and how many it had at the last scan.
-    looked_at_written: Micros,
+    /// When the guest's memory was last scanned, and when it is to be learned how much has been written since.
+    scanned_at: Micros,
+    look_at_written_at: Micros,
     /// Counts the threads of answers that wait for a disk.
     answering: Arc<()>,
     ready: Ready,

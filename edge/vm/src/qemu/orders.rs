@@ -55,7 +55,7 @@ impl Purpose {
 /// Orders not yet carried out, and what those that were carried out have left.
 pub(super) struct Orders {
     queue: VecDeque<VmCommand>,
-    /// Sent, not answered: at most a pause and one behind it.
+    /// Sent, not answered: at most two (see [`Self::may_send`]).
     open: VecDeque<Purpose>,
     /// The two conditions for the end of a reset: it is answered, and the devices are reset.
     reset_answered: bool,

@@ -230,7 +230,8 @@ impl QemuVm {
             }
             Op::Log if answer.reply.status != 0 => {
                 self.give_up(&format!(
-                    "QEMU keeps no log of written pages for Plover: {status}; this QEMU is unlike any that Plover knows"
+                    "QEMU keeps no log of written pages for Plover: {status}; this QEMU is unlike any that Plover knows: use a \
+                     distribution's QEMU 7.2 or newer"
                 ));
             }
             Op::Log => self.ask_to_track(),
