@@ -84,6 +84,7 @@ int load_firmware(int file);
 _Bool find_log(void);
 int begin_log(uint64_t addr, uint64_t bytes, int file);
 void hand_over_log(void);
+void hand_over_log_of_running(void);
 void forget_log(void);
 int kvm_log_begins_empty(uint32_t request, void *arg, int result);
 

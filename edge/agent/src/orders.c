@@ -131,10 +131,7 @@ static int carry_out(const struct request *order, void **error)
         note_load(order->len >> 1);
         return failed;
     case ORDER_WRITTEN:
-        hand_over_log();
-        /* A processor of TCG that was about to write a page may have got it writable as the log was taken,
-         * and its next writes are in no log. The second time makes it ask again. */
-        hand_over_log();
+        hand_over_log_of_running();
         return 0;
     default:
         return EINVAL;

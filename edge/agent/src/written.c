@@ -32,6 +32,9 @@ static struct {
     struct snapshot *(*take)(void *region, uint64_t offset, uint64_t bytes, unsigned client);
     void (*free)(void *);
     unsigned (*idle)(int priority, int (*function)(void *), void *, void *);
+    _Bool (*is_running)(void);
+    void (*pause)(void);
+    void (*resume)(void);
 } memory;
 
 /* What is logged, and where plover finds it: a bit for each page, set here and cleared there. */
@@ -47,7 +50,10 @@ _Bool find_log(void)
            FIND(memory.address, "memory_region_get_ram_addr") &&
            FIND(memory.log, "memory_region_set_log") &&
            FIND(memory.take, "memory_region_snapshot_and_clear_dirty") &&
-           FIND(memory.free, "g_free") && FIND(memory.idle, "g_idle_add_full") && find_ahci();
+           FIND(memory.free, "g_free") && FIND(memory.idle, "g_idle_add_full") &&
+           FIND(memory.is_running, "runstate_is_running") &&
+           FIND(memory.pause, "pause_all_vcpus") && FIND(memory.resume, "resume_all_vcpus") &&
+           find_ahci();
 }
 
 /* Called with KVM's answer to a call; returns what QEMU is to hear.
@@ -136,6 +142,20 @@ void hand_over_log(void)
             __atomic_fetch_or(&logged.written[word], found->bits[word], __ATOMIC_RELEASE);
     memory.free(found);
     each_ahci_page(mark);
+}
+
+/* The same of a guest that may run.
+ *
+ * A processor of TCG that is about to write a page looks whether the page is in the log, and then lets itself
+ * write it without another look. If the log were taken in between, its next writes would be in no log. */
+void hand_over_log_of_running(void)
+{
+    const _Bool runs = memory.is_running && memory.is_running();
+    if (runs)
+        memory.pause();
+    hand_over_log();
+    if (runs)
+        memory.resume();
 }
 
 /* Called on QEMU's main thread: forgets what was written since the last call of these two. */

@@ -120,6 +120,11 @@ long_mode:
 
 ring3:
         mov $stack3_top, %esp
+        mov $rest, %edi                 # what link.ld leaves out of the file's segments
+        mov $image_end, %ecx
+        sub %edi, %ecx
+        xor %eax, %eax
+        rep stosb
         mov start_info, %edi
         call life
         ud2
@@ -210,7 +215,7 @@ gdtr:   .word gdtr-gdt-1
         .long gdt
 start_info: .long 0
 
-        .bss
+        .section .loaded_bss, "aw", @nobits
         .align 4096
 pml4:   .skip 4096
 pdpt:   .skip 4096

@@ -1,5 +1,6 @@
-//! Waiting for the NIC or for the timer, with the interrupt controllers of a microvm.
+//! Waiting for the NIC or for the timer, with the interrupt controllers of the machine.
 
+use crate::pci;
 use core::ptr::{read_volatile, write_volatile};
 
 /// The processor's own controller.
@@ -10,10 +11,14 @@ const TIMER: usize = LOCAL + 0x320;
 const TIMER_COUNT: usize = LOCAL + 0x380;
 const TIMER_DIVISOR: usize = LOCAL + 0x3e0;
 
-/// The controller to which a microvm wires its virtio devices.
-const DEVICES: usize = 0xfec1_0000;
-const DEVICES_WINDOW: usize = DEVICES + 0x10;
+/// The controllers to which PCI's devices are wired, and a microvm's virtio devices.
+const OF_PCI: usize = 0xfec0_0000;
+const OF_MICROVM: usize = 0xfec1_0000;
+const WINDOW: usize = 0x10;
 const VERSION: u32 = 1;
+/// The pins of the first one that PCI's devices have: on q35 the last eight; on pc those of the old interrupts to which
+/// the firmware routes them.
+const PCI_PINS: [u32; 10] = [10, 11, 16, 17, 18, 19, 20, 21, 22, 23];
 const FIRST_PIN: u32 = 0x10;
 
 const DEVICE_VECTOR: u32 = 0x41;
@@ -44,18 +49,20 @@ pub fn enable() {
     write(SPURIOUS, 0x100 | SPURIOUS_VECTOR);
     write(TIMER_DIVISOR, DIVIDE_BY_1);
     write(TIMER, TIMER_VECTOR);
-    write(DEVICES, VERSION);
-    let pins = ((read(DEVICES_WINDOW) >> 16) & 0xff) + 1;
+    let on_pci = pci::is_there();
+    let devices = if on_pci { OF_PCI } else { OF_MICROVM };
+    write(devices, VERSION);
+    let pins = ((read(devices + WINDOW) >> 16) & 0xff) + 1;
     assert!(
         pins == 24,
-        "no interrupt controller for virtio devices at {DEVICES:#x}: is this a microvm with ACPI?"
+        "no interrupt controller for devices at {devices:#x}: is this a microvm with ACPI?"
     );
-    for pin in 0..pins {
-        write(DEVICES, FIRST_PIN + 2 * pin + 1);
-        write(DEVICES_WINDOW, 0);
-        write(DEVICES, FIRST_PIN + 2 * pin);
+    for pin in (0..pins).filter(|pin| !on_pci || PCI_PINS.contains(pin)) {
+        write(devices, FIRST_PIN + 2 * pin + 1);
+        write(devices + WINDOW, 0);
+        write(devices, FIRST_PIN + 2 * pin);
         // On the rising edge. The interrupt's cause is acknowledged before queues are read.
-        write(DEVICES_WINDOW, DEVICE_VECTOR);
+        write(devices + WINDOW, DEVICE_VECTOR);
     }
 }
 

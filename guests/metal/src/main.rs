@@ -14,6 +14,7 @@ mod clock;
 mod interrupts;
 mod memory;
 mod net;
+mod pci;
 mod resp;
 mod serial;
 mod server;

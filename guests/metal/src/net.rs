@@ -1,6 +1,7 @@
-//! The network: a virtio NIC over memory-mapped registers, and the TCP of `smoltcp` on it.
+//! The network: a virtio NIC on a microvm or on PCI, and the TCP of `smoltcp` on it.
 
 use crate::clock::Clock;
+use crate::pci;
 use crate::start::Start;
 use core::ptr::{NonNull, addr_of_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
 use virtio_drivers::device::net::VirtIONetRaw;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
-use virtio_drivers::transport::{DeviceType, Transport};
+use virtio_drivers::transport::{DeviceType, SomeTransport, Transport};
 use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
 
 /// Where a microvm has its virtio devices.
@@ -47,7 +48,7 @@ static mut PAGES: Pages = Pages([0; PAGE_SIZE * QUEUE_PAGES]);
 static PAGES_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Memory is mapped one to one.
-struct Metal;
+pub struct Metal;
 
 // SAFETY: pages are handed out once, and an address is its own physical address.
 unsafe impl Hal for Metal {
@@ -76,7 +77,7 @@ unsafe impl Hal for Metal {
 
 /// The NIC with its buffers: the buffer at a place has the token of that place's `tokens`.
 pub struct Device {
-    nic: VirtIONetRaw<Metal, MmioTransport<'static>, QUEUE>,
+    nic: VirtIONetRaw<Metal, SomeTransport<'static>, QUEUE>,
     received: &'static mut Buffers,
     sent: &'static mut Buffers,
     receive_tokens: [u16; FRAMES],
@@ -87,7 +88,12 @@ pub struct Device {
 
 impl Device {
     fn open() -> Result<Self, &'static str> {
-        let transport = find().ok_or("no virtio NIC was found on this microvm")?;
+        let transport = if pci::is_there() {
+            pci::nic().map(SomeTransport::from)
+        } else {
+            on_microvm().map(SomeTransport::from)
+        };
+        let transport = transport.ok_or("no virtio NIC was found")?;
         let mut nic = VirtIONetRaw::new(transport).map_err(|_| "the NIC does not start")?;
         // SAFETY: `open` runs once, so that these are the only references.
         let (received, sent) = unsafe { (&mut *addr_of_mut!(RECEIVED), &mut *addr_of_mut!(SENT)) };
@@ -138,8 +144,8 @@ impl Device {
     }
 }
 
-/// The first NIC.
-fn find() -> Option<MmioTransport<'static>> {
+/// The first NIC of a microvm.
+fn on_microvm() -> Option<MmioTransport<'static>> {
     (0..DEVICES).find_map(|at| {
         let header = NonNull::new((DEVICES_AT + at * DEVICE_BYTES) as *mut VirtIOHeader)?;
         // SAFETY: the machine has a device's registers there, and each is opened once.
@@ -158,7 +164,7 @@ pub struct Received<'a>(&'a [u8]);
 
 /// A place for a frame to be sent.
 pub struct Sent<'a> {
-    nic: &'a mut VirtIONetRaw<Metal, MmioTransport<'static>, QUEUE>,
+    nic: &'a mut VirtIONetRaw<Metal, SomeTransport<'static>, QUEUE>,
     buffer: &'a mut [u8; FRAME_BYTES],
     token: &'a mut Option<u16>,
 }

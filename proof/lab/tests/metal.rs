@@ -165,18 +165,29 @@ fn a_host_is_tried_with_two_guests() {
     is_fit("kvm");
 }
 
-/// Memories are equal after each sync, before and after.
-#[test]
-fn a_guest_under_kvm_outlives_its_leader() {
+fn outlives_its_leader_on(name: &str, machine: &str) {
     let overlay = overlay(COMPARED);
     let options = Options {
         policy: "vsmr".parse().expect("there is such a policy"),
+        machine: Some(machine.into()),
         // Less to hash.
         mem_mib: Some(64),
         overlay: Some(overlay.to_path_buf()),
         ..Options::default()
     };
-    prove_under_kvm("t-metal", options, outlives_its_leader);
+    prove_under_kvm(name, options, outlives_its_leader);
+}
+
+/// Memories are equal after each sync, before and after.
+#[test]
+fn a_guest_under_kvm_outlives_its_leader() {
+    outlives_its_leader_on("t-metal", "microvm");
+}
+
+/// The same with PCI, and with firmware that moves the borders of RAM.
+#[test]
+fn a_guest_of_pci_under_kvm_outlives_its_leader() {
+    outlives_its_leader_on("t-metal-pci", "q35");
 }
 
 #[test]

@@ -24,9 +24,10 @@ const BYTES_AT_PAUSE_MAX: usize = 256 << 20;
 
 /// Pages that the guest may write before a syncvm is due: 256 MiB.
 const WRITTEN_MAX: u64 = 65_536;
-/// That is looked at first so long after a scan, and so long after the last look at the earliest. The loop does not wake for it,
-/// because a leader's heartbeats wake it.
+/// The time from a scan to the first look at how much that is, and the least and the longest one to the next look. The loop
+/// does not wake for it, because a leader's heartbeats wake it.
 pub(super) const LOOK_AFTER: Micros = Micros::from_ms(100);
+const LOOK_WITHIN: Micros = Micros::from_ms(300);
 
 /// An operator's order about the guest's power, for the log.
 fn in_words(input: &OperatorInput) -> Option<&'static str> {
@@ -283,7 +284,7 @@ impl Body {
             return self.events.push_back(Event::SyncDue);
         };
         let left = now.since(self.scanned_at).0 * more / written.max(1);
-        self.look_at_written_at = now + Micros(left / 2).max(LOOK_AFTER);
+        self.look_at_written_at = now + Micros(left / 2).clamp(LOOK_AFTER, LOOK_WITHIN);
     }
 
     pub(super) fn feed(&mut self, frames: &[Frame]) {

@@ -1,8 +1,8 @@
 /* Reads sectors 0 to 127 of the disk that it was booted from, again and again, and counts them at 0x9000. An AHCI controller
- * (Intel ICH9's) answers on a page that nothing else writes. (AHCI 1.3.1, 3.3, 10.3.) */
+ * (Intel ICH9's) has its received FIS area on a page that nothing else writes. (AHCI 1.3.1, 3.3, 10.3.) */
         .set    BUFFER, 0x8000
         .set    COUNT, 0x9000
-        .set    ANSWERS, 0x20000
+        .set    FIS, 0x20000
         .set    ADDRESS, 0xcf8
         .set    DATA, 0xcfc
         .set    AHCI, 0x8000fa00        /* 00:1f.2 */
@@ -52,9 +52,9 @@ runs:   testl   $CR, %fs:CMD(%ebx)
         jnz     runs
         andl    $~FRE, %ecx
         movl    %ecx, %fs:CMD(%ebx)
-hears:  testl   $FR, %fs:CMD(%ebx)
-        jnz     hears
-        movl    $ANSWERS, %fs:FB(%ebx)
+stops:  testl   $FR, %fs:CMD(%ebx)
+        jnz     stops
+        movl    $FIS, %fs:FB(%ebx)
         orl     $FRE, %ecx
         movl    %ecx, %fs:CMD(%ebx)
         orl     $ST, %ecx
