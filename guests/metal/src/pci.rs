@@ -3,9 +3,7 @@
 use crate::net::Metal;
 use core::arch::asm;
 use virtio_drivers::transport::DeviceType;
-use virtio_drivers::transport::pci::bus::{
-    Command, ConfigurationAccess, DeviceFunction, PciRoot,
-};
+use virtio_drivers::transport::pci::bus::{Command, ConfigurationAccess, DeviceFunction, PciRoot};
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 
 const ADDRESS: u16 = 0xcf8;
@@ -13,9 +11,8 @@ const DATA: u16 = 0xcfc;
 const ENABLE: u32 = 1 << 31;
 
 fn select(place: DeviceFunction, register: u8) {
-    let device = u32::from(place.bus) << 16
-        | u32::from(place.device) << 11
-        | u32::from(place.function) << 8;
+    let device =
+        u32::from(place.bus) << 16 | u32::from(place.device) << 11 | u32::from(place.function) << 8;
     // SAFETY: writing to this port selects a register, and touches no memory.
     unsafe {
         asm!("out dx, eax", in("dx") ADDRESS, in("eax") ENABLE | device | u32::from(register),
