@@ -22,8 +22,8 @@ static struct {
 static void *controller;
 static _Bool is_sought;
 
-/* Where the areas of each port were when the registers could last be read: a controller that is being reset
- * may have written them before. 0: nowhere. */
+/* The addresses of each port's areas as of the last time at which the registers could be read: a controller
+ * that is being reset may have written them before. 0: none. */
 static uint64_t areas[PORTS_MAX][2];
 
 _Bool find_ahci(void)

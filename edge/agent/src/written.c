@@ -37,7 +37,7 @@ static struct {
     void (*resume)(void);
 } memory;
 
-/* What is logged, and where plover finds it: a bit for each page, set here and cleared there. */
+/* The memory that is logged, and plover's copy of the log: a bit for each page, set here and cleared there. */
 static struct {
     void *region;
     uint64_t offset, bytes;

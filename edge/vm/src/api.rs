@@ -61,7 +61,7 @@ pub enum VmEvent {
         /// Whether it was done.
         result: Result<(), String>,
     },
-    /// What was written so far can be scanned.
+    /// The pages that were written so far can be scanned.
     Collected,
     /// The main loop runs.
     Probed,

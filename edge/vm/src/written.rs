@@ -54,7 +54,7 @@ impl WrittenLog {
         }
     }
 
-    /// How many pages were handed over since then.
+    /// The number of pages that were handed over since then.
     pub(crate) fn count(&self) -> u64 {
         let ones = |word| u64::from(self.bits.load(word * 8).count_ones());
         (0..self.words).map(ones).sum()

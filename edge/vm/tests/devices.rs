@@ -182,7 +182,7 @@ fn every_page_that_changes_is_reported() {
     }
 }
 
-/// Where `sweep.S` counts, and where it has an AHCI controller write.
+/// The pages in which `sweep.S` counts, and in which it has an AHCI controller write.
 const COUNT: PageNo = PageNo(0x9);
 const RECEIVED_FIS: PageNo = PageNo(0x20);
 

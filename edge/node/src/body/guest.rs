@@ -251,7 +251,7 @@ impl Body {
         }
     }
 
-    /// Learns now and then how much of its memory the guest has written since the last scan.
+    /// Has the pages counted, now and then, that the guest has written since the last scan.
     pub(super) fn look_at_written(&mut self) {
         let leads = self.role == Role::Leader;
         let Some(vm) = self.vm.as_ref().filter(|_| leads) else {

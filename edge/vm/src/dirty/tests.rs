@@ -4,7 +4,7 @@ use super::{DirtyTracker, Failure, track_here, try_here};
 use crate::ram::Ram;
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
 
-/// What was tried, where the kernel can do it; `check_host` reports where it cannot.
+/// The result, unless this kernel lacks the call, which `check_host` reports.
 fn or_skip<T>(tried: Result<T, Failure>) -> Option<T> {
     match tried {
         Ok(done) => Some(done),

@@ -349,7 +349,8 @@ impl QemuVm {
         last.is_some_and(ThreadState::is_runnable)
     }
 
-    /// How many pages the guest had written since the last scan when that was last collected ([`VmCommand::Collect`]).
+    /// The number of pages that the guest had written since the last scan when that was last collected
+    /// ([`VmCommand::Collect`]).
     pub fn written_since_scan(&self) -> u64 {
         self.log.count()
     }
