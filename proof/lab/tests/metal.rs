@@ -165,8 +165,8 @@ fn a_host_is_tried_with_two_guests() {
     is_fit("kvm");
 }
 
-fn outlives_its_leader_on(name: &str, machine: &str) {
-    let overlay = overlay(COMPARED);
+fn outlives_its_leader_on(name: &str, machine: &str, keys: &str) {
+    let overlay = overlay(&format!("{COMPARED}{keys}"));
     let options = Options {
         policy: "vsmr".parse().expect("there is such a policy"),
         machine: Some(machine.into()),
@@ -181,13 +181,15 @@ fn outlives_its_leader_on(name: &str, machine: &str) {
 /// Memories are equal after each sync, before and after.
 #[test]
 fn a_guest_under_kvm_outlives_its_leader() {
-    outlives_its_leader_on("t-metal", "microvm");
+    outlives_its_leader_on("t-metal", "microvm", "");
 }
 
-/// The same with PCI, and with firmware that moves the borders of RAM.
+/// The same with PCI, and with firmware that moves the borders of RAM. It would read KVM's clock: KVM writes the page of that one
+/// itself as a state is loaded, so that it differs on the two sides until the next sync.
 #[test]
 fn a_guest_of_pci_under_kvm_outlives_its_leader() {
-    outlives_its_leader_on("t-metal-pci", "q35");
+    let no_clock = "[guest]\ncpu_features = [\"-kvmclock\"]\n";
+    outlives_its_leader_on("t-metal-pci", "q35", no_clock);
 }
 
 #[test]
