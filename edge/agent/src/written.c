@@ -2,8 +2,8 @@
  * QEMU's own log of the machine's RAM that was written.
  *
  * QEMU keeps one for live migration and for displays. KVM's log (of what processors write, and KVM itself)
- * and TCG's flow into it, and devices mark what they write (but see ahci.c). Reading it costs what was written and a bit
- * for each page, where a walk over the page tables costs a look at every page.
+ * and TCG's flow into it, and devices mark what they write (but see ahci.c). Reading it costs what was
+ * written and a bit for each page, where a walk over the page tables costs a look at every page.
  *
  * The log has a bit per page and client. The agent is the client of displays, which no device is for the
  * machine's RAM: its memory is the graphics card's own (blocks.c).
