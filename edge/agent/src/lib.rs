@@ -156,7 +156,7 @@ pub fn place_request(op: Op, file: u32, offset: u64, bytes: u32) -> Vec<u8> {
 
 /// The bytes of an [`Op::Log`]: QEMU logs which pages of `addr..addr + bytes` of its address space, the machine's RAM, are
 /// written, and at each hand-over the agent sets their bits in the inherited file of number `file`: bit N % 64 of word N / 64 is
-/// page N's. Whoever reads them clears them. `bytes` is a multiple of 64 pages.
+/// page N's. The reader clears them. `bytes` is a multiple of 64 pages.
 pub fn log_request(addr: u64, bytes: u64, file: u32) -> Vec<u8> {
     encode(Op::Log as u32, addr, bytes, &[(file, 0)])
 }

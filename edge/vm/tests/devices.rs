@@ -114,19 +114,11 @@ fn every_page_that_changes_is_reported() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let code = sector("sweep", dir.path());
-        let mut disks = disk(dir.path(), "disk", 256 * DISK_BLOCK_BYTES as u64);
-        let file = std::fs::File::options()
-            .write(true)
-            .open(dir.path().join("disk"))
-            .unwrap();
-        file.write_all_at(&code, 0).unwrap();
-        file.write_all_at(&[0x55, 0xaa], 510).unwrap();
         let device = DiskDevice {
             bus,
             ..DiskDevice::default()
         };
-        let config = guest_of(machine, vec![device]);
-        let mut guest = Guest::start_with(config, Some(disks.attach_to_boot().unwrap()));
+        let mut guest = booting(dir.path(), "disk", &code, guest_of(machine, vec![device]));
         let count = |guest: &Guest| {
             let mut page = [0; PAGE_BYTES];
             guest.vm.read_page(COUNT, &mut page);
@@ -195,25 +187,24 @@ fn memory(guest: &Guest) -> Vec<u8> {
     bytes
 }
 
+/// A guest that boots `code` from a small disk.
+fn booting(dir: &Path, name: &str, code: &[u8], config: QemuConfig) -> Guest {
+    let mut disks = disk(dir, name, 256 * DISK_BLOCK_BYTES as u64);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(dir.join(name))
+        .unwrap();
+    file.write_all_at(code, 0).unwrap();
+    file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+    Guest::start_with(config, Some(disks.attach_to_boot().unwrap()))
+}
+
 /// Two guests with a small disk each. The first boots `code`; the other does nothing until it is overwritten.
 fn pair(dir: &Path, code: &[u8], config: &QemuConfig) -> (Guest, Guest) {
-    let new = |name: &str| {
-        let mut disks = disk(dir, name, 256 * DISK_BLOCK_BYTES as u64);
-        let file = std::fs::File::options()
-            .write(true)
-            .open(dir.join(name))
-            .unwrap();
-        // (hlt; jmp)
-        let code: &[u8] = if name == "a" {
-            code
-        } else {
-            &[0xf4, 0xeb, 0xfd]
-        };
-        file.write_all_at(code, 0).unwrap();
-        file.write_all_at(&[0x55, 0xaa], 510).unwrap();
-        Guest::start_with(config.clone(), Some(disks.attach_to_boot().unwrap()))
-    };
-    (new("a"), new("b"))
+    // (hlt; jmp)
+    let nothing = [0xf4, 0xeb, 0xfd];
+    let new = |name, code: &[u8]| booting(dir, name, code, config.clone());
+    (new("a", code), new("b", &nothing))
 }
 
 /// A watchdog that was started in one guest reboots the other one, which has its state from a syncvm only.

@@ -1,18 +1,11 @@
 /* Boots from a CD, and then reads its 20th sector again and again, and prints the text in it on the first serial port. */
+#include "drive.h"
         .set    BUFFER, 0x8000
 
         .code16
-start:  cli
-        xorw    %ax, %ax
-        movw    %ax, %ds
-        movw    %ax, %ss
-        movw    $start, %sp
-        movb    %dl, drive              /* the firmware's number of the drive */
+start:  begin
         sti
-again:  movb    drive, %dl
-        movw    $packet, %si
-        movb    $0x42, %ah              /* read sectors, by a packet */
-        int     $0x13
+again:  read_sector
         jc      again
         movw    $BUFFER, %si
 next:   lodsb
@@ -23,7 +16,4 @@ next:   lodsb
         jmp     next
 read:   movb    $0, BUFFER              /* so that nothing is printed that was not read anew */
         jmp     again
-drive:  .byte   0
-packet: .byte   16, 0
-        .word   1, BUFFER, 0            /* sectors; to */
-        .quad   20
+        variables first=20

@@ -1,5 +1,6 @@
 /* Reads sectors 0 to 127 of the disk that it was booted from, again and again, and counts them at 0x9000. An AHCI controller
  * (Intel ICH9's) has its received FIS area on a page that nothing else writes. (AHCI 1.3.1, 3.3, 10.3.) */
+#include "drive.h"
         .set    BUFFER, 0x8000
         .set    COUNT, 0x9000
         .set    FIS, 0x20000
@@ -15,12 +16,7 @@
         .set    CR, 1 << 15
 
         .code16
-start:  cli
-        xorw    %ax, %ax
-        movw    %ax, %ds
-        movw    %ax, %ss
-        movw    $start, %sp
-        movb    %dl, drive              /* the firmware's number of the drive */
+start:  begin
         movl    $0, COUNT
         movw    $ADDRESS, %dx
         movl    $AHCI, %eax
@@ -61,19 +57,13 @@ stops:  testl   $FR, %fs:CMD(%ebx)
         movl    %ecx, %fs:CMD(%ebx)
 
 sweep:  sti
-again:  movb    drive, %dl
-        movw    $packet, %si
-        movb    $0x42, %ah              /* read sectors, by a packet */
-        int     $0x13
+again:  read_sector
         incl    COUNT
         movb    COUNT, %al
         andb    $127, %al
-        movb    %al, first
+        movb    %al, sector
         jmp     again
-drive:  .byte   0
-packet: .byte   16, 0
-        .word   1, BUFFER, 0            /* sectors; to */
-first:  .quad   0
+        variables first=0
         .align  8
 table:  .quad   0, 0x00cf92000000ffff   /* data, 4 GiB */
 limits: .word   limits - table - 1
