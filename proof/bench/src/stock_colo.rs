@@ -54,6 +54,7 @@ pub(crate) struct StockColo {
     topology: Option<Topology>,
     qemus: Vec<Qemu>,
     folder: tempfile::TempDir,
+    accel: Accel,
 }
 
 /// One side.
@@ -73,32 +74,30 @@ impl StockColo {
     /// # Errors
     /// Something that the machine lacks, or an error of QEMU.
     pub fn up(name: &str, options: &[String]) -> Result<Self> {
-        let guest = guest_of(options)?;
+        let options = understood(options)?;
         for _ in 1..TRIES {
-            match Self::try_up(name, guest) {
+            match Self::try_up(name, &options) {
                 Err(error) if children::check().is_ok() => {
                     eprintln!("{NAME} did not begin: {error:#}; trying again");
                 }
                 done => return done,
             }
         }
-        Self::try_up(name, guest)
+        Self::try_up(name, &options)
     }
 
-    fn try_up(name: &str, guest: Guest) -> Result<Self> {
-        let options = Options {
-            guest,
-            ..Options::default()
-        };
-        let image = Image::find(&options).map_err(|error| anyhow!(error))?;
+    fn try_up(name: &str, options: &Options) -> Result<Self> {
+        let guest = options.guest;
+        let image = Image::find(options).map_err(|error| anyhow!(error))?;
         ensure!(image.disk.is_none(), "{NAME} is measured without a disk");
         let folder = tempfile::tempdir().context("cannot make a folder for sockets")?;
         let mut pair = Self {
             topology: Some(Topology::create(name, 2)?),
             qemus: Vec::new(),
             folder,
+            accel: accel(options.accel.as_deref())?,
         };
-        let common = machine(&image, guest, &pair.folder.path().join(CONSOLE));
+        let common = machine(&image, guest, pair.accel, &pair.folder.path().join(CONSOLE));
         pair.start("primary", 0, &[&common[..], &primary()].concat())?;
         pair.wait_for_boot()?;
         pair.start("secondary", 1, &[&common[..], &secondary()].concat())?;
@@ -130,7 +129,7 @@ impl StockColo {
             );
             replicas.push(json!({
                 "id": id, "role": mode, "view": 0, "qemu_pid": qemu.process.id(),
-                "more": {"mono_us": now_us(), "accel": accel().to_string()},
+                "more": {"mono_us": now_us(), "accel": self.accel.to_string()},
             }));
         }
         Ok(json!({"guest_ip": GUEST_IP.to_string(), "replicas": replicas}))
@@ -287,21 +286,27 @@ fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Res
     }
 }
 
-/// The guest named by options of `plover lab up`. No other options are understood.
-fn guest_of(options: &[String]) -> Result<Guest> {
-    match options {
-        [] => Ok(Guest::default()),
-        [flag, guest] if flag == "--guest" => guest.parse().map_err(|error: String| anyhow!(error)),
-        _ => bail!(
-            "{NAME} takes a guest and no other options: {}",
-            options.join(" ")
-        ),
+/// The guest and the accelerator named by options of `plover lab up`. No other options are understood.
+fn understood(options: &[String]) -> Result<Options> {
+    let mut known = Options::default();
+    for pair in options.chunks(2) {
+        match pair {
+            [flag, guest] if flag == "--guest" => {
+                known.guest = guest.parse().map_err(|error: String| anyhow!(error))?;
+            }
+            [flag, accel] if flag == "--accel" => known.accel = Some(accel.clone()),
+            _ => bail!(
+                "{NAME} takes a guest, an accelerator and no other options: {}",
+                options.join(" ")
+            ),
+        }
     }
+    Ok(known)
 }
 
 /// The options that both sides have in common.
-fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
-    let [accel, cpu] = match accel() {
+fn machine(image: &Image, guest: Guest, accel: Accel, console: &Path) -> Vec<String> {
+    let [accel, cpu] = match accel {
         Accel::Kvm => ["kvm".into(), host_cpu()],
         _ => ["tcg,thread=multi".into(), "max".to_owned()],
     };
@@ -332,13 +337,22 @@ fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
     words
 }
 
-fn accel() -> Accel {
+/// The accelerator of this name, or the one that a lab chooses.
+fn accel(name: Option<&str>) -> Result<Accel> {
+    let accel = match name {
+        Some(name) => serde_json::from_value(name.into()).context("the accelerator")?,
+        None => Accel::Auto,
+    };
     let probe = Boot::Kernel {
         kernel: PathBuf::new(),
         initrd: None,
         cmdline: String::new(),
     };
-    choose_accel(&QemuConfig::new(probe, GUEST_MAC)).accel
+    let config = QemuConfig {
+        accel,
+        ..QemuConfig::new(probe, GUEST_MAC)
+    };
+    Ok(choose_accel(&config).accel)
 }
 
 #[cfg(test)]
@@ -346,12 +360,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_a_guest_and_nothing_else() {
+    fn it_takes_a_guest_an_accelerator_and_nothing_else() {
         let words = |line: &str| -> Vec<String> { line.split(' ').map(Into::into).collect() };
-        assert_eq!(guest_of(&[]).unwrap(), Guest::Redis);
-        assert_eq!(guest_of(&words("--guest nginx")).unwrap(), Guest::Nginx);
-        assert!(guest_of(&words("--guest vax")).is_err());
-        let error = guest_of(&words("--guest redis --vcpus 2")).unwrap_err();
+        assert_eq!(understood(&[]).unwrap().guest, Guest::Redis);
+        let named = understood(&words("--guest nginx --accel kvm")).unwrap();
+        assert_eq!(named.guest, Guest::Nginx);
+        assert_eq!(named.accel.as_deref(), Some("kvm"));
+        assert!(understood(&words("--guest vax")).is_err());
+        let error = understood(&words("--guest redis --vcpus 2")).unwrap_err();
         assert!(error.to_string().contains("--vcpus 2"), "{error}");
     }
 }

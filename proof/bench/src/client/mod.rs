@@ -6,8 +6,8 @@
 //! policy and for minutes under the next. It also mixes reads and writes in a batch, and knows every
 //! latency, not only the usual quantiles.
 //!
-//! It runs on the client's host of a lab, as a process of its own. It prints `began` when the time that
-//! counts begins, and its figures as one JSON object when that time is over.
+//! It runs on the client's host of a lab, as a process of its own. It prints [`BEGAN`] when the time that
+//! counts begins, [`ENDED`] when it is over, and then its figures as one JSON object.
 
 mod connection;
 mod datagrams;
@@ -25,6 +25,12 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+
+/// The line when the time that counts begins.
+pub(crate) const BEGAN: &str = "began";
+
+/// The line when it is over.
+pub(crate) const ENDED: &str = "ended";
 
 /// The longest latency that is told from longer ones.
 const LATENCY_US_MAX: u64 = 600_000_000;
@@ -106,11 +112,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         tells.then(|| Reading::take(options.to)).transpose()
     };
     let before = clock()?;
-    let mut measured = load(options, || {
+    let say = |line| {
         let mut out = std::io::stdout();
-        writeln!(out, "began")?;
+        writeln!(out, "{line}")?;
         Ok(out.flush()?)
-    })?;
+    };
+    let mut measured = load(options, || say(BEGAN))?;
+    // The clock's answers always differ, so that reading it costs slots.
+    say(ENDED)?;
     let both = clock()?.zip(before);
     measured.clock_ppm = both.map(|(after, before)| after.ppm_since(&before));
     println!("{}", serde_json::to_string(&measured)?);

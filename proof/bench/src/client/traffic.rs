@@ -16,6 +16,10 @@ pub(crate) enum Kind {
     RedisIncr,
     /// Redis: TIME, whose answer differs between any two machines.
     RedisTime,
+    /// The guest `metal`: `DOWNLOAD`, each answer a value.
+    MetalDownload,
+    /// The guest `metal`: `UPLOAD`, each request a value.
+    MetalUpload,
     /// memcached: set and get by chance, of ten thousand keys.
     Memcached,
     /// The same over UDP, each request and each answer in a datagram.
@@ -37,9 +41,9 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// Whether a Redis takes it.
+    /// Whether it is Redis's protocol.
     pub fn is_of_redis(self) -> bool {
-        matches!(self.kind, Kind::Redis | Kind::RedisIncr | Kind::RedisTime)
+        !matches!(self.kind, Kind::Memcached | Kind::MemcachedUdp)
     }
 
     /// Whether it goes over UDP.
@@ -55,6 +59,17 @@ impl Traffic {
         let _ = match self.kind {
             Kind::RedisIncr => write!(out, "*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n"),
             Kind::RedisTime => write!(out, "*1\r\n$4\r\nTIME\r\n"),
+            Kind::MetalDownload => {
+                let bytes = self.value_bytes.to_string();
+                let digits = bytes.len();
+                write!(out, "*2\r\n$8\r\nDOWNLOAD\r\n${digits}\r\n{bytes}\r\n")
+            }
+            Kind::MetalUpload => {
+                let bytes = self.value_bytes;
+                let _ = write!(out, "*2\r\n$6\r\nUPLOAD\r\n${bytes}\r\n");
+                out.resize(out.len() + bytes, b'x');
+                write!(out, "\r\n")
+            }
             _ if writes => write!(out, "{}", self.set(key, random.next_u64())),
             Kind::Redis => write!(out, "*2\r\n$3\r\nGET\r\n$9\r\nkey:{key:05}\r\n"),
             Kind::Memcached | Kind::MemcachedUdp => write!(out, "get key:{key:05}\r\n"),

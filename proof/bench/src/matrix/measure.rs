@@ -5,7 +5,7 @@ use super::guests;
 use super::observe::{Snapshot, Window};
 use super::workload::{Client, Workload};
 use crate::children::{Process, check};
-use crate::client::{Latency, Measured};
+use crate::client::{self, Latency, Measured};
 use crate::lab::Lab;
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab_proof::pgbench::committed_within;
@@ -85,7 +85,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Our own client, which prints when its time begins.
+/// Our own client, which prints when its time begins and ends.
 fn own(lab: &Lab, options: [String; 8]) -> Result<(Measured, Window)> {
     let me = std::env::current_exe().context("cannot find the program that is running")?;
     let mut command = lab.on_client(&[me.as_os_str(), "client".as_ref()])?;
@@ -109,14 +109,17 @@ fn own(lab: &Lab, options: [String; 8]) -> Result<(Measured, Window)> {
             said.trim()
         ))
     };
-    if next()?.as_deref() != Some("began") {
+    if next()?.as_deref() != Some(client::BEGAN) {
         return Err(failed(task)?);
     }
     let before = Snapshot::take(lab)?;
+    if next()?.as_deref() != Some(client::ENDED) {
+        return Err(failed(task)?);
+    }
+    let window = Snapshot::take(lab)?.since(&before)?;
     let Some(line) = next()? else {
         return Err(failed(task)?);
     };
-    let window = Snapshot::take(lab)?.since(&before)?;
     let measured = serde_json::from_str(&line).context("the client says something else")?;
     task.wait()?;
     Ok((measured, window))

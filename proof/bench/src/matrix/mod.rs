@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         began: Instant::now(),
         labs: Vec::new(),
         given_up: BTreeMap::new(),
-        accel: String::new(),
+        accels: BTreeSet::new(),
         runs: Vec::new(),
     };
     let done = bench.turns();
@@ -166,7 +166,8 @@ struct Bench<'a> {
     labs: Vec<Duration>,
     /// Guests and policies whose lab does not come up.
     given_up: BTreeMap<(&'static str, String), String>,
-    accel: String,
+    /// The accelerators of the guests.
+    accels: BTreeSet<String>,
     runs: Vec<Run>,
 }
 
@@ -214,7 +215,8 @@ impl Bench<'_> {
     }
 
     fn report(&self) -> Report<'_> {
-        Report::new(self.plan, &self.runs, Machine::this(&self.accel))
+        let accels: Vec<_> = self.accels.iter().map(String::as_str).collect();
+        Report::new(self.plan, &self.runs, Machine::this(&accels.join(" and ")))
     }
 
     fn hopeless(&self, turn: &Turn) -> Option<String> {
@@ -226,8 +228,12 @@ impl Bench<'_> {
     fn turn(&mut self, turn: &Turn) -> Result<()> {
         let began = Instant::now();
         let variant = Variant::parse(&turn.policy)?;
+        let asked = self.plan.lab.iter().any(|word| word.starts_with("--accel"));
+        let accel = turn.accel().filter(|_| !asked);
+        let accel = accel.map(|accel| vec!["--accel".to_owned(), accel.to_owned()]);
         let options = [
-            &["--guest".to_owned(), turn.guest.to_owned()],
+            &["--guest".to_owned(), turn.guest.to_owned()][..],
+            &accel.unwrap_or_default()[..],
             &variant.options(&self.scratch.join("settings.toml"))?[..],
             &self.plan.lab[..],
         ]
@@ -250,7 +256,7 @@ impl Bench<'_> {
             .ok()
             .and_then(|l| l["more"]["accel"].as_str().map(Into::into))
         {
-            self.accel = accel;
+            self.accels.insert(accel);
         }
         let up = began.elapsed();
         for workload in &turn.workloads {

@@ -105,6 +105,13 @@ pub(crate) struct Turn {
     pub workloads: Vec<&'static Workload>,
 }
 
+impl Turn {
+    /// The accelerator that its workloads ask for. Those of one guest ask for the same.
+    pub fn accel(&self) -> Option<&'static str> {
+        self.workloads.first()?.accel
+    }
+}
+
 impl Plan {
     /// How long each guest is loaded.
     pub fn spans(&self) -> Spans {

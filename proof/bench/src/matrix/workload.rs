@@ -11,6 +11,8 @@ pub(crate) struct Workload {
     pub what: &'static str,
     /// The guest of `plover lab up --guest`.
     pub guest: &'static str,
+    /// Its accelerator, if not what the lab chooses for a Linux.
+    pub accel: Option<&'static str>,
     /// Whether most of its requests change what the server holds.
     pub writes: bool,
     /// The client.
@@ -69,6 +71,20 @@ const fn own(port: u16, kind: Kind, updates: u64, value_bytes: usize, batch: u32
     }
 }
 
+/// 64 KiB in each request, or in each answer, on 4 connections.
+const fn bulk(kind: Kind) -> Client {
+    Client::Own {
+        port: 6379,
+        traffic: Traffic {
+            kind,
+            updates: 0,
+            value_bytes: 64 << 10,
+        },
+        connections: 4,
+        batch: 1,
+    }
+}
+
 const fn redis(kind: Kind, updates: u64, value_bytes: usize, batch: u32) -> Client {
     own(6379, kind, updates, value_bytes, batch)
 }
@@ -88,17 +104,31 @@ const fn colo_plus_plus(
         name,
         what,
         guest: "memcached",
+        accel: None,
         writes: false,
         client: memcached(Kind::Memcached, updates, value_bytes),
     }
 }
 
+/// A guest without a kernel (guests/metal), which KVM runs natively even where it emulates a guest's kernel.
+const fn kvm(name: &'static str, what: &'static str, writes: bool, client: Client) -> Workload {
+    Workload {
+        name,
+        what,
+        guest: "metal",
+        accel: Some("kvm"),
+        writes,
+        client,
+    }
+}
+
 /// All of them, those of one guest in a row.
-pub(crate) const ALL: [Workload; 22] = [
+pub(crate) const ALL: [Workload; 26] = [
     Workload {
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
         guest: "redis",
+        accel: None,
         writes: true,
         client: redis(Kind::Redis, 50, 8, 1),
     },
@@ -106,6 +136,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "redis-batched",
         what: "Redis, half SET, half GET, in batches of 1000 on each of 16 connections",
         guest: "redis",
+        accel: None,
         writes: true,
         client: redis(Kind::Redis, 50, 8, 1000),
     },
@@ -113,6 +144,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "redis-incr",
         what: "Redis, INCR of one key that 16 connections share",
         guest: "redis",
+        accel: None,
         writes: true,
         client: redis(Kind::RedisIncr, 100, 8, 1),
     },
@@ -120,6 +152,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "redis-time",
         what: "Redis, TIME on 16 connections: the two guests' answers always differ",
         guest: "redis",
+        accel: None,
         writes: false,
         client: redis(Kind::RedisTime, 0, 8, 1),
     },
@@ -127,6 +160,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "redis-reads",
         what: "Redis, 19 of 20 requests GET, values of 100 bytes, 16 connections: with clean replies most leave at once",
         guest: "redis-clean",
+        accel: None,
         writes: false,
         client: redis(Kind::Redis, 5, 100, 1),
     },
@@ -134,6 +168,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "memcached",
         what: "memcached, 19 of 20 requests get, 16 connections",
         guest: "memcached",
+        accel: None,
         writes: false,
         client: memcached(Kind::Memcached, 5, 100),
     },
@@ -141,6 +176,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "memcached-udp",
         what: "memcached, 19 of 20 requests get, 16 clients over UDP, values of 1 KiB: with clean replies most leave at once",
         guest: "memcached",
+        accel: None,
         writes: false,
         client: memcached(Kind::MemcachedUdp, 5, 1024),
     },
@@ -202,6 +238,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "nginx",
         what: "nginx, a static page, 16 connections",
         guest: "nginx",
+        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -213,6 +250,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "nginx-bulk",
         what: "nginx, a static page of 64 KiB, 4 connections",
         guest: "nginx",
+        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -224,6 +262,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "lighttpd-php",
         what: "lighttpd and PHP, a page that is computed, 16 connections",
         guest: "php",
+        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -235,6 +274,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "nodejs",
         what: "Node.js, a page that is computed, 16 connections",
         guest: "node",
+        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -246,6 +286,7 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "pgbench",
         what: "PostgreSQL, pgbench's TPC-B on 8 connections",
         guest: "postgres",
+        accel: None,
         writes: true,
         client: Client::Pgbench { connections: 8 },
     },
@@ -253,9 +294,34 @@ pub(crate) const ALL: [Workload; 22] = [
         name: "idle",
         what: "a guest that nobody asks anything: the kernel's own noise",
         guest: "idle",
+        accel: None,
         writes: false,
         client: Client::Nobody,
     },
+    kvm(
+        "kvm",
+        "under KVM, a guest without a kernel: half SET, half GET, one at a time on each of 16 connections",
+        true,
+        redis(Kind::Redis, 50, 8, 1),
+    ),
+    kvm(
+        "kvm-batched",
+        "under KVM, the same in batches of 200",
+        true,
+        redis(Kind::Redis, 50, 8, 200),
+    ),
+    kvm(
+        "kvm-download",
+        "under KVM, answers of 64 KiB, 4 connections",
+        false,
+        bulk(Kind::MetalDownload),
+    ),
+    kvm(
+        "kvm-upload",
+        "under KVM, requests of 64 KiB, 4 connections",
+        false,
+        bulk(Kind::MetalUpload),
+    ),
 ];
 
 #[cfg(test)]
