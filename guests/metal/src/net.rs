@@ -5,7 +5,9 @@ use crate::pci;
 use crate::start::Start;
 use core::ptr::{NonNull, addr_of_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
-use smoltcp::iface::{Config, Interface, PollResult, SocketSet, SocketStorage};
+use smoltcp::iface::{
+    Config, Interface, PollIngressSingleResult, PollResult, SocketSet, SocketStorage,
+};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
@@ -264,12 +266,26 @@ impl Net {
         self.address
     }
 
-    /// Takes frames in and sends frames. Whether a connection may have changed.
-    pub fn poll(&mut self, clock: &Clock) -> bool {
-        let result = self
+    /// Takes one frame in. Whether a connection may have changed; `None` if no frame waits.
+    pub fn take(&mut self, clock: &Clock) -> Option<bool> {
+        let now = clock.instant();
+        let taken = self
             .interface
-            .poll(clock.instant(), &mut self.device, &mut self.sockets);
-        result == PollResult::SocketStateChanged
+            .poll_ingress_single(now, &mut self.device, &mut self.sockets);
+        match taken {
+            PollIngressSingleResult::None => None,
+            PollIngressSingleResult::PacketProcessed => Some(false),
+            PollIngressSingleResult::SocketStateChanged => Some(true),
+        }
+    }
+
+    /// Sends what is due. Whether a connection may have changed.
+    pub fn send(&mut self, clock: &Clock) -> bool {
+        let now = clock.instant();
+        let sent = self
+            .interface
+            .poll_egress(now, &mut self.device, &mut self.sockets);
+        sent == PollResult::SocketStateChanged
     }
 
     /// Until a retransmission or the like is due.
