@@ -69,7 +69,7 @@ enum Task {
         /// The target, by its file in `proof/fuzz/corpus`; all in turn if none is named.
         target: Option<String>,
         /// How long, for each target.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         minutes: u32,
         /// Keep the smallest inputs that reach as much as all that were found.
         #[arg(long)]
