@@ -216,7 +216,8 @@ impl Disks {
         }
         let inner = &self.opened().inner;
         let writable = || inner.regions.iter().map(|(_, image)| &inner.images[*image]);
-        if inner.is_written() && writable().all(Image::is_synced) && self.is_whole() {
+        let is_sound = inner.failure().is_none() && self.is_whole();
+        if is_sound && inner.is_written() && writable().all(Image::is_synced) {
             return inner.tell(DiskEvent::Staged(sync));
         }
         let life = inner.life.load(Ordering::Acquire);

@@ -218,6 +218,19 @@ fn an_image_that_cannot_be_made_is_not_left() {
     assert!(!scratch.open().is_whole());
 }
 
+/// A read that failed leaves nothing unwritten behind, and yet the guest of these disks may not go on.
+#[test]
+fn a_guest_whose_disks_have_failed_takes_no_sync() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let _attachment = disks.attach_to_boot().unwrap();
+    disks.stage(SyncNo(1), Batch::new());
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
+    disks.opened().inner.note_failure("a bad sector");
+    disks.stage(SyncNo(2), Batch::new());
+    assert!(matches!(wait(&mut disks), DiskEvent::Failed(why) if why.contains("a bad sector")));
+}
+
 /// The read-only image is a pipe that nobody writes to: whoever opens it waits.
 #[test]
 fn a_replica_whose_disk_hangs_at_its_start_votes_without_it() {
