@@ -151,7 +151,9 @@ impl Replica {
         self.cx.note(Note::InSync { in_sync: set, at });
         self.record_in_sync(set, at);
         if let Some((leader, _)) = self.leading() {
-            leader.proposed.take_if(|proposed| *proposed == set);
+            // An older entry may have the same set, with others in between.
+            let is_last = at >= leader.proposed_at;
+            leader.proposed.take_if(|_| is_last);
         }
         self.leave_to_others();
         self.leave_if_out();

@@ -133,18 +133,19 @@ impl Replica {
             stream.owe(set);
         }
         match self.cx.jobs.end(job) {
-            Some(Job::LeadSync(sync)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_scanned(cx, sync, set);
-                }
-            }
+            Some(Job::LeadSync(sync)) => match self.leading() {
+                Some((leader, cx)) => leader.on_scanned(cx, sync, set),
+                None => self.cx.memory.ledger.owe(set),
+            },
             Some(Job::FollowSync(sync)) => self.follow_scanned(sync, set),
-            Some(Job::JoinRound(attempt)) => {
-                if let Some((leader, cx)) = self.leading() {
+            Some(Job::JoinRound(attempt)) => match self.leading() {
+                Some((leader, cx)) => {
                     leader.owe_secondary(cx, set);
                     leader.join_scanned(cx, attempt);
                 }
-            }
+                // The lead was handed over meanwhile, and this guest stays in step. No later scan has these pages.
+                None => self.cx.memory.ledger.owe(set),
+            },
             Some(other) => panic!("a scan as the answer to {other:?}"),
             None => {}
         }

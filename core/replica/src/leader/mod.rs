@@ -53,6 +53,8 @@ pub(crate) struct Leader {
     pub serving: bool,
     /// The in-sync set that was proposed and is not yet seen committed.
     pub proposed: Option<ReplicaSet>,
+    /// The entry of the set that was proposed last.
+    pub proposed_at: Index,
     /// The newest log entry that holds an input.
     pub last_input_proposed: Index,
     pub slot: Slot,
@@ -88,6 +90,7 @@ impl Leader {
         Self {
             serving: false,
             proposed: None,
+            proposed_at: Index(0),
             last_input_proposed: Index(0),
             slot: Slot::new(now),
             sync: None,
@@ -139,8 +142,9 @@ impl Leader {
     pub fn propose_in_sync(&mut self, cx: &mut Context, set: ReplicaSet) {
         self.proposed = Some(set);
         self.is_proven = false;
-        cx.propose(EntryKind::InSync(set), Vec::new())
-            .expect("a leader's log always has room for an in-sync set");
+        let entry = cx.propose(EntryKind::InSync(set), Vec::new());
+        let entry = entry.expect("a leader's log always has room for an in-sync set");
+        self.proposed_at = entry.index;
     }
 
     /// An in-sync set is committed.

@@ -3,10 +3,11 @@
 use super::*;
 use crate::api::{Event, Role};
 use crate::guest::bytes_of;
+use crate::jobs::Job;
 use crate::testing::{LEADER as SECONDARY, apply, leader, secondary, sent_to_leader};
 use plover_policy::{Policy, Preset};
 use plover_syncvm::SyncMessage;
-use plover_types::{Index, Lane, ReplicaSet, View, wire};
+use plover_types::{Index, Lane, PageNo, PageSet, ReplicaSet, View, wire};
 
 const NOW: Micros = Micros(2);
 
@@ -53,6 +54,22 @@ fn a_calm_leader_hands_over_at_once() {
         let mut replica = calm();
         assert_eq!(replica.why_not_switch_over(to), None);
         assert!(hands_over(&apply(&mut replica, NOW, switch(to))));
+    }
+}
+
+/// QEMU says of a running guest a little later what it has written, and says it once.
+#[test]
+fn pages_of_a_scan_that_ends_after_the_handover_are_owed() {
+    for job in [Job::JoinRound(7), Job::LeadSync(SyncNo(7))] {
+        let mut replica = calm();
+        let job = replica.cx.jobs.begin(job);
+        assert!(hands_over(&apply(&mut replica, NOW, switch(None))));
+        replica.on_follow(View(32), Some(SECONDARY));
+        assert_ne!(replica.role(), Role::Leader);
+        let mut written = PageSet::new(replica.cx.config.layout.pages());
+        written.insert(PageNo(3));
+        apply(&mut replica, NOW, Event::Scanned(job, written));
+        assert!(replica.cx.memory.ledger.owed().contains(PageNo(3)));
     }
 }
 

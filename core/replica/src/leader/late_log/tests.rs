@@ -5,7 +5,7 @@ use crate::api::{Action, Config, Event, Note, Role};
 use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use apus::{Durability, Start};
-use plover_types::{Lane, MachineWords, ReplicaSet};
+use plover_types::{Lane, MachineWords, ReplicaSet, Viewstamp};
 use std::collections::VecDeque;
 
 struct Group {
@@ -138,6 +138,27 @@ impl Group {
             self.due.push_back((to, answer));
         }
     }
+}
+
+/// With the log on disk, sets that were proposed one after the other may commit one at a time.
+#[test]
+fn an_older_entry_with_the_same_set_is_not_the_last_one() {
+    let mut group = Group::new(Durability::Disk);
+    let replica = &mut group.replicas[0];
+    let [alone, both] = [vec![LEADER], vec![LEADER, OTHER]].map(ReplicaSet::of);
+    let entries = [alone, both, alone].map(|set| {
+        let (leader, cx) = replica.leading().expect("it leads");
+        leader.propose_in_sync(cx, set);
+        (set, leader.proposed_at)
+    });
+    let view = replica.cx.group.view;
+    for (set, index) in entries {
+        let (leader, cx) = replica.leading().expect("it leads");
+        assert!(!leader.is_solo(cx), "before {index:?}");
+        replica.on_in_sync(set, Viewstamp { view, index });
+    }
+    let (leader, cx) = group.leader();
+    assert!(leader.is_solo(cx), "{:?}", leader.proposed);
 }
 
 /// It answers, and its disk hangs: what rests on its promise would wait for ever.
