@@ -36,15 +36,11 @@ impl Replica {
         }
     }
 
-    /// There is a new leader, or a new link to it: it believes that this host reaches clients, and is not
-    /// drained.
+    /// There is a new leader, or a new link to it. Or it is the one of before, which this replica took for dead: it may still
+    /// have an older word of this host.
     pub(crate) fn correct_leader(&mut self) {
-        if !self.cx.reaches_clients {
-            self.tell_uplink();
-        }
-        if self.cx.drained {
-            self.tell_drained();
-        }
+        self.tell_uplink();
+        self.tell_drained();
     }
 
     /// Hands over if this leader reaches no clients and its secondary does.

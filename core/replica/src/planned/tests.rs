@@ -257,6 +257,24 @@ fn a_drained_follower_says_so_and_again_to_the_next_leader() {
     assert_eq!(told(&mut replica, out), 1);
 }
 
+/// The leader seems dead, comes back in its view over the same link, and still has the word from before.
+#[test]
+fn a_leader_that_comes_back_hears_what_has_changed_meanwhile() {
+    let mut replica = secondary(policy("vsmr"));
+    replica.cx.peers.get_mut(SECONDARY).unwrap().is_linked = true;
+    let view = replica.cx.group.view;
+    apply(&mut replica, NOW, Event::Drain(true));
+    apply(&mut replica, NOW, Event::Uplink { up: false });
+    replica.on_follow(view, None);
+    apply(&mut replica, NOW, Event::Drain(false));
+    apply(&mut replica, NOW, Event::Uplink { up: true });
+    replica.cx.out.clear();
+    replica.on_follow(view, Some(SECONDARY));
+    let said = sent_to_leader(&mut replica);
+    assert!(said.contains(&Body::Drained { drained: false }));
+    assert!(said.contains(&Body::Uplink { up: true }));
+}
+
 /// The secondary is drained, and the third replica is ready: it is to take its place.
 #[test]
 fn a_drained_secondary_is_replaced_while_it_stays_in_sync() {
