@@ -270,7 +270,7 @@ fn a_leader_that_comes_back_hears_what_has_changed_meanwhile() {
     apply(&mut replica, NOW, Event::Uplink { up: true });
     replica.cx.out.clear();
     replica.on_follow(view, Some(SECONDARY));
-    let said = sent_to_leader(&mut replica);
+    let said = sent_to_leader(&replica);
     assert!(said.contains(&Body::Drained { drained: false }));
     assert!(said.contains(&Body::Uplink { up: true }));
 }
