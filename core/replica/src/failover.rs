@@ -152,8 +152,9 @@ impl Replica {
         self.record_in_sync(set, at);
         if let Some((leader, _)) = self.leading() {
             // An older entry may have the same set, with others in between.
-            let is_last = at >= leader.proposed_at;
-            leader.proposed.take_if(|_| is_last);
+            if at >= leader.proposed_at {
+                leader.proposed = None;
+            }
         }
         self.leave_to_others();
         self.leave_if_out();

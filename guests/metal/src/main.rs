@@ -58,8 +58,8 @@ extern "C" fn life(start_info: u32) -> ! {
     loop {
         net.device.acknowledge();
         let delay = loop {
-            // What a frame asks for is done before the next is read: in the order of the frames, however many wait. So two
-            // guests with the same frames do the same.
+            // Commands are executed in the order of their frames, however many frames wait. So two guests with the same
+            // frames do the same.
             while let Some(changed) = net.take(&clock) {
                 if changed {
                     server.serve(&mut net.sockets, &mut writer, &clock);

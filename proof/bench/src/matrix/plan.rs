@@ -1,7 +1,7 @@
 //! The cells to measure, and their order.
 
 use super::measure::Spans;
-use super::workload::{ALL, Workload};
+use super::workload::{ALL, METAL, Workload};
 use crate::stock_colo;
 use crate::variant::Variant;
 use anyhow::{Result, bail};
@@ -106,9 +106,9 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// The accelerator that its workloads ask for. Those of one guest ask for the same.
+    /// The accelerator of its guest, if not what the lab chooses for a Linux.
     pub fn accel(&self) -> Option<&'static str> {
-        self.workloads.first()?.accel
+        (self.guest == METAL).then_some("kvm")
     }
 }
 

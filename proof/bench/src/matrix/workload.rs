@@ -2,6 +2,9 @@
 
 use crate::client::{Kind, Traffic};
 
+/// A guest without a kernel, which runs natively even under a KVM that emulates a guest's kernel.
+pub(super) const METAL: &str = "metal";
+
 /// A server in a guest, and what its client does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
@@ -11,8 +14,6 @@ pub(crate) struct Workload {
     pub what: &'static str,
     /// The guest of `plover lab up --guest`.
     pub guest: &'static str,
-    /// Its accelerator, if not what the lab chooses for a Linux.
-    pub accel: Option<&'static str>,
     /// Whether most of its requests change what the server holds.
     pub writes: bool,
     /// The client.
@@ -104,19 +105,17 @@ const fn colo_plus_plus(
         name,
         what,
         guest: "memcached",
-        accel: None,
         writes: false,
         client: memcached(Kind::Memcached, updates, value_bytes),
     }
 }
 
-/// A guest without a kernel (guests/metal), which KVM runs natively even where it emulates a guest's kernel.
+/// A workload of [`METAL`], which is measured under KVM.
 const fn kvm(name: &'static str, what: &'static str, writes: bool, client: Client) -> Workload {
     Workload {
         name,
         what,
-        guest: "metal",
-        accel: Some("kvm"),
+        guest: METAL,
         writes,
         client,
     }
@@ -128,7 +127,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
         guest: "redis",
-        accel: None,
         writes: true,
         client: redis(Kind::Redis, 50, 8, 1),
     },
@@ -136,7 +134,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "redis-batched",
         what: "Redis, half SET, half GET, in batches of 1000 on each of 16 connections",
         guest: "redis",
-        accel: None,
         writes: true,
         client: redis(Kind::Redis, 50, 8, 1000),
     },
@@ -144,7 +141,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "redis-incr",
         what: "Redis, INCR of one key that 16 connections share",
         guest: "redis",
-        accel: None,
         writes: true,
         client: redis(Kind::RedisIncr, 100, 8, 1),
     },
@@ -152,7 +148,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "redis-time",
         what: "Redis, TIME on 16 connections: the two guests' answers always differ",
         guest: "redis",
-        accel: None,
         writes: false,
         client: redis(Kind::RedisTime, 0, 8, 1),
     },
@@ -160,7 +155,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "redis-reads",
         what: "Redis, 19 of 20 requests GET, values of 100 bytes, 16 connections: with clean replies most leave at once",
         guest: "redis-clean",
-        accel: None,
         writes: false,
         client: redis(Kind::Redis, 5, 100, 1),
     },
@@ -168,7 +162,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "memcached",
         what: "memcached, 19 of 20 requests get, 16 connections",
         guest: "memcached",
-        accel: None,
         writes: false,
         client: memcached(Kind::Memcached, 5, 100),
     },
@@ -176,7 +169,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "memcached-udp",
         what: "memcached, 19 of 20 requests get, 16 clients over UDP, values of 1 KiB: with clean replies most leave at once",
         guest: "memcached",
-        accel: None,
         writes: false,
         client: memcached(Kind::MemcachedUdp, 5, 1024),
     },
@@ -238,7 +230,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "nginx",
         what: "nginx, a static page, 16 connections",
         guest: "nginx",
-        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -250,7 +241,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "nginx-bulk",
         what: "nginx, a static page of 64 KiB, 4 connections",
         guest: "nginx",
-        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -262,7 +252,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "lighttpd-php",
         what: "lighttpd and PHP, a page that is computed, 16 connections",
         guest: "php",
-        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -274,7 +263,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "nodejs",
         what: "Node.js, a page that is computed, 16 connections",
         guest: "node",
-        accel: None,
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -286,7 +274,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "pgbench",
         what: "PostgreSQL, pgbench's TPC-B on 8 connections",
         guest: "postgres",
-        accel: None,
         writes: true,
         client: Client::Pgbench { connections: 8 },
     },
@@ -294,7 +281,6 @@ pub(crate) const ALL: [Workload; 26] = [
         name: "idle",
         what: "a guest that nobody asks anything: the kernel's own noise",
         guest: "idle",
-        accel: None,
         writes: false,
         client: Client::Nobody,
     },
