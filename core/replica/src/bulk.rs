@@ -219,7 +219,7 @@ impl Leader {
             }
             Body::Uplink { up } => cx.on_peers_uplink(from, up),
             Body::Drained { drained } => cx.on_peer_drained(from, drained),
-            Body::Copied { peer } => self.copied = Some((from, peer)),
+            Body::Copied { peer } => self.on_copied(cx, from, peer),
             body => return Some(body),
         }
         None

@@ -241,7 +241,6 @@ impl Replica {
             let in_a_sync = self.follow.is_some();
             match &mut self.phase {
                 Phase::Leader(leader) => {
-                    leader.tick_join(&mut self.cx);
                     leader.release_what_is_safe(&mut self.cx);
                 }
                 Phase::Secondary(secondary) => secondary.tick_warm(&mut self.cx, in_a_sync),
@@ -256,9 +255,8 @@ impl Replica {
 
     fn on_link(&mut self, id: ReplicaId, up: bool) {
         if let Some(peer) = self.cx.peers.get_mut(id) {
+            // Its words about its host stand: it repeats them over a new link (`correct_leader`).
             peer.is_linked = up;
-            peer.reaches_clients = true;
-            peer.is_drained = false;
         }
         self.cx.consensus(apus::Event::Link { peer: id, up });
         if up {

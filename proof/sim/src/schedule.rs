@@ -6,6 +6,7 @@
 use crate::faults::Fault;
 use crate::hypervisor::Due;
 use crate::timetable::Timetable;
+use plover_replica::JobId;
 use plover_types::{Frame, Incarnation, Lane, Micros, ReplicaId};
 
 /// Something that is going to happen.
@@ -59,6 +60,8 @@ pub enum Happening {
     Worked(ReplicaId, u64),
     /// The oldest of the reads for a copy that this process has put off.
     CopyRead(ReplicaId, u64),
+    /// A scan of this replica's n-th hypervisor that was put off.
+    Scan(ReplicaId, u64, JobId),
     /// Frames of clients reach a replica's TAP.
     Frames(ReplicaId, Vec<Frame>),
     /// The guest's frames reach the clients.

@@ -4,7 +4,8 @@
 //! disk takes as long as the disk takes. Answers
 //! come in the order of the questions, so work on memory waits behind work on a disk; other events
 //! may come before an answer. The pages are read when the work is asked for, so that the answer is as
-//! old as it can be. But a copy's reads are sometimes put off, and read the pages as they are then.
+//! old as it can be. But a copy's reads are sometimes put off, and read the pages as they are then; so is a
+//! scan of a guest that runs, whose hypervisor has to be asked first.
 
 use crate::hypervisor::Hypervisor;
 use crate::process::State;
@@ -138,6 +139,33 @@ impl World {
     }
 
     fn scan(&mut self, who: ReplicaId, job: JobId) {
+        let process = self.process(who);
+        let number = process.hypervisors;
+        let runs = process.hypervisor.as_ref();
+        let runs = runs.is_some_and(|hypervisor| hypervisor.is_running() && !hypervisor.is_dead());
+        if runs && self.chance.work.chance(0.5) {
+            let late = self.chance.work.micros((0, 5000));
+            let happening = Happening::Scan(who, number, job);
+            return self.plan.after(late, happening);
+        }
+        self.scan_now(who, job);
+    }
+
+    pub(crate) fn on_scan(&mut self, who: ReplicaId, number: u64, job: JobId) {
+        let process = self.process(who);
+        if process.hypervisors != number || process.hypervisor.is_none() {
+            return;
+        }
+        if process.state != State::Up {
+            let happening = Happening::Scan(who, number, job);
+            return self.plan.after(Micros::from_ms(10), happening);
+        }
+        self.coverage.hit("work: a scan put off");
+        self.scan_now(who, job);
+        self.turn(who);
+    }
+
+    fn scan_now(&mut self, who: ReplicaId, job: JobId) {
         let pages = self.scenario.hypervisor.guest.pages;
         let process = self.process_mut(who);
         let dead = process.hypervisor.as_ref().is_some_and(Hypervisor::is_dead);

@@ -314,6 +314,7 @@ impl World {
             Happening::Stored(who, incarnation) => self.on_stored(who, incarnation),
             Happening::Worked(who, incarnation) => self.on_worked(who, incarnation),
             Happening::CopyRead(who, incarnation) => self.on_copy_read(who, incarnation),
+            Happening::Scan(who, number, job) => self.on_scan(who, number, job),
             Happening::Frames(who, frames) => {
                 if self.process(who).facing && self.process(who).has_tap {
                     self.tell(who, Event::Frames(frames));

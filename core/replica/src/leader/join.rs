@@ -84,6 +84,14 @@ impl LeadJoin {
             ..Self::replacing(peer)
         }
     }
+
+    /// An attempt whose first round is being copied.
+    pub(super) fn copying(peer: ReplicaId) -> Self {
+        Self {
+            stage: Stage::Copying { round: 0 },
+            ..Self::ending(peer)
+        }
+    }
 }
 
 #[derive(Debug)]

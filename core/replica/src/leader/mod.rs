@@ -39,12 +39,17 @@ use crate::context::Context;
 use crate::guest::{Arrange, Power};
 use crate::members::MemberOrder;
 use crate::planned::Switchover;
+use crate::secondary::warm::REPORT_EVERY;
 use apus::EntryKind;
 use plover_types::{Frame, Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
 /// How long a new leader answers clients before it copies its guest to another replica. Requests have waited during the
 /// failover, and the end of the copy pauses the guest for longer than most answers take.
 const ANSWERS_FIRST: Micros = Micros::from_ms(20);
+
+/// For how long the word holds that a new host has a whole copy. The secondary repeats it while it is true, and does not
+/// say when the copy is lost.
+const COPIED_FOR: Micros = Micros(4 * REPORT_EVERY.0);
 
 /// The data that exists only while a replica leads.
 #[derive(Debug)]
@@ -75,8 +80,8 @@ pub(crate) struct Leader {
     pub is_proven: bool,
     /// An operator wants the members changed.
     pub ordered: Option<MemberOrder>,
-    /// This secondary has said that that new host has a whole copy.
-    pub copied: Option<(ReplicaId, ReplicaId)>,
+    /// This secondary has said that that new host has a whole copy, and when it last did.
+    copied: Option<(ReplicaId, ReplicaId, Micros)>,
     /// An operator wants another replica to lead.
     pub switchover: Option<Switchover>,
     /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
@@ -215,7 +220,19 @@ impl Leader {
             self.fail_join(cx, "the link to the joining replica broke");
         }
         // It may have been started again, without its copy.
-        self.copied.take_if(|(_, new)| *new == peer);
+        self.copied.take_if(|(_, new, _)| *new == peer);
+    }
+
+    /// The secondary `from` has said that the new host `peer` has a whole copy.
+    pub fn on_copied(&mut self, cx: &Context, from: ReplicaId, peer: ReplicaId) {
+        self.copied = Some((from, peer, cx.now));
+    }
+
+    /// Whether the new host `peer` has a whole copy, by what this secondary says.
+    pub fn is_copied(&self, cx: &Context, secondary: ReplicaId, peer: ReplicaId) -> bool {
+        self.copied.is_some_and(|(from, new, said_at)| {
+            (from, new) == (secondary, peer) && cx.now.since(said_at) <= COPIED_FOR
+        })
     }
 
     /// Lets the paused guest run. Cuts among what waits are of older views: nobody carries them out.
@@ -229,6 +246,8 @@ impl Leader {
     /// Does what is due by time.
     pub fn tick(&mut self, cx: &mut Context) {
         self.tick_members(cx);
+        // Before the next sync may begin, for a round of a copy ends between two of them.
+        self.tick_join(cx);
         self.tick_slot(cx);
         self.tick_announcements(cx);
         self.tick_resets(cx);

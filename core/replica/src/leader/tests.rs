@@ -1,5 +1,6 @@
 //! A leader on synthetic events. Its policy takes checkpoints, so that its syncs need no place in the log.
 
+use super::COPIED_FOR;
 use super::join::LeadJoin;
 use crate::api::{Action, ConsoleHold, Event, Note};
 use crate::jobs::JobId;
@@ -8,7 +9,9 @@ use crate::testing::{LEADER as SECONDARY, apply, leader, taken};
 use plover_policy::{Policy, Preset, SyncReason};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{Frame, Lane, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
+use plover_types::{
+    Frame, HashKey, Lane, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire,
+};
 
 const INTERVAL: Micros = Micros::from_ms(30);
 
@@ -164,6 +167,38 @@ fn a_join_goes_on_as_long_as_its_final_sync_does() {
     cx.now = cx.now + Micros::from_ms(20_000);
     leader.tick_join(cx);
     assert!(leader.join.is_none(), "it stands still");
+}
+
+/// The fear: each sync begins as the last one ends, and the round waits for ever.
+#[test]
+fn a_round_of_a_copy_ends_between_two_syncs() {
+    let mut replica = sent();
+    apply(&mut replica, INTERVAL, Event::GuestResumed);
+    let (leader, cx) = replica.leading().unwrap();
+    let attempt = cx.open_copy(ReplicaId(2), CopyPurpose::Join);
+    leader.join = Some(LeadJoin::copying(ReplicaId(2)));
+    let copy = cx.peers.copy_mut().unwrap();
+    copy.reopen(attempt, HashKey::Universal([0; 32]), INTERVAL);
+    copy.opened(None, 0);
+    copy.acked(0);
+    let late = INTERVAL + INTERVAL;
+    let ack = from_secondary(Body::Ack { sync: SyncNo(1) }, &replica);
+    let out = apply(&mut replica, late, ack);
+    assert!(out.iter().any(|a| matches!(a, Action::Pause)), "{out:?}");
+    assert!(out.iter().any(|a| matches!(a, Action::Scan(_))), "{out:?}");
+}
+
+#[test]
+fn a_word_of_a_whole_copy_that_is_not_repeated_lapses() {
+    let mut replica = leader(remus(), true);
+    let new = ReplicaId(2);
+    let told = from_secondary(Body::Copied { peer: new }, &replica);
+    apply(&mut replica, INTERVAL, told);
+    let (leader, cx) = replica.leading().unwrap();
+    assert!(leader.is_copied(cx, SECONDARY, new));
+    assert!(!leader.is_copied(cx, new, SECONDARY), "of another host");
+    cx.now = INTERVAL + COPIED_FOR + Micros(1);
+    assert!(!leader.is_copied(cx, SECONDARY, new));
 }
 
 /// The joiner has acknowledged the first of its two syncs, and is gone. All that the guest sends would be kept.

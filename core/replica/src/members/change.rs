@@ -135,7 +135,7 @@ impl Leader {
         let matched = matched.filter(|index| index.0 > 0);
         let secondary = self.secondary(cx).filter(|_| self.is_protected(cx));
         let is_copied = change.add.is_some_and(|new| {
-            let both = |peer| [me, peer].contains(&new) || self.copied == Some((peer, new));
+            let both = |peer| [me, peer].contains(&new) || self.is_copied(cx, peer, new);
             secondary.is_some_and(both)
         });
         Sight {

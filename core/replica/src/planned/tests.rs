@@ -257,6 +257,22 @@ fn a_drained_follower_says_so_and_again_to_the_next_leader() {
     assert_eq!(told(&mut replica, out), 1);
 }
 
+/// The fear: until the word is repeated, the leader hands over to the drained host, or to one that reaches no clients.
+#[test]
+fn a_link_that_comes_up_anew_makes_no_leader_forget() {
+    let mut replica = calm();
+    for body in [Body::Drained { drained: true }, Body::Uplink { up: false }] {
+        let said = from(SECONDARY, body, &replica);
+        apply(&mut replica, NOW, said);
+    }
+    for up in [false, true] {
+        let peer = SECONDARY;
+        apply(&mut replica, NOW, Event::Link { peer, up });
+    }
+    assert!(replica.cx.peers.is_drained(SECONDARY));
+    assert!(!replica.cx.peers.reaches_clients(SECONDARY));
+}
+
 /// The leader seems dead, comes back in its view over the same link, and still has the word from before.
 #[test]
 fn a_leader_that_comes_back_hears_what_has_changed_meanwhile() {

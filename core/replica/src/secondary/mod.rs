@@ -8,7 +8,7 @@ mod ahead;
 mod report;
 #[cfg(test)]
 mod tests;
-mod warm;
+pub(crate) mod warm;
 
 use self::ahead::Ahead;
 use self::report::OutputReport;

@@ -38,7 +38,7 @@ const NEWCOMER_REFUSED: Micros = Micros::from_ms(5_000);
 const SWEEP: Micros = Micros::from_ms(1_000);
 
 /// How often a leader is told that a new host has a whole copy.
-const REPORT_EVERY: Micros = Micros::from_ms(500);
+pub(crate) const REPORT_EVERY: Micros = Micros::from_ms(500);
 
 /// Chunks under way at most: half a MiB, which the witness writes in a fraction of a millisecond.
 const WINDOW_CHUNKS: usize = 4;
