@@ -9,7 +9,7 @@ pub use note::{Note, OwnFault};
 pub use operator::{NotTaken, OperatorInput, Ticket};
 
 use crate::jobs::JobId;
-use crate::members::{GroupRecord, MemberOrder};
+use crate::members::{GroupRecord, MemberOrder, RecordPlace};
 use crate::tuning::Tuning;
 
 use apus::{Configuration, DurableState, Entry};
@@ -62,6 +62,8 @@ pub enum Event {
     StatePersisted(DurableState),
     /// [`Action::PersistEntries`] is durable up to here.
     EntriesPersisted(Viewstamp),
+    /// The record of [`Action::Regroup`] with this place is durable.
+    MembersPersisted(RecordPlace),
     /// Frames from clients arrived at the TAP. All that waited are one batch.
     Frames(Vec<Frame>),
     /// An operator's input to the guest; goes through the log like any other → [`Action::Answer`].
@@ -201,7 +203,8 @@ pub enum Action {
     /// Tell programs in the guest, which stands, that it stands at the cut of this syncvm. It counts as a write of the
     /// guest's: the next scan reports its page.
     TellCut(SyncNo),
-    /// Collect and clear dirty bits → [`Event::Scanned`].
+    /// Collect and clear dirty bits → [`Event::Scanned`]. Of a guest that runs it may take a while, but no longer than a
+    /// pause that is asked for later.
     Scan(JobId),
     /// Hash these pages → [`Event::Hashed`].
     Hash {
@@ -287,8 +290,8 @@ pub enum Action {
     Announce,
     /// Keep, release or discard the guest's console output that this host holds.
     Console(ConsoleHold),
-    /// The members have changed, or [`crate::Replica::contacts`]: keep the record on stable storage, and link to the
-    /// replicas that it knows.
+    /// The members have changed, or [`crate::Replica::contacts`]: make the record durable → [`Event::MembersPersisted`], and
+    /// link to the replicas that it knows.
     Regroup(Box<GroupRecord>),
     /// See [`apus::Command::Version`].
     Version(u8),

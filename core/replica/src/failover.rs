@@ -18,6 +18,7 @@ impl Replica {
         self.cx.group.leader = Some(self.cx.config.me);
         self.cx.peers.forget_liveness();
         self.cx.note(Note::Elected { view });
+        self.cx.tell_all_members();
         if self.target_mut().is_some() {
             // A new generation of the group begins here; the warm copy is of the last one.
             self.drop_guest();

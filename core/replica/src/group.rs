@@ -2,7 +2,7 @@
 //! commands are carried out.
 
 use crate::api::{Action, Note, Role};
-use crate::members::GroupRecord;
+use crate::members::{GroupRecord, RecordPlace};
 use crate::replica::Replica;
 use apus::{Apus, Command, Phase as ConsensusPhase};
 use plover_types::{Index, Lane, Micros, Payload, ReplicaId, ReplicaSet, SyncNo, View, wire};
@@ -27,6 +27,8 @@ pub(crate) struct Group {
     pub version: u8,
     /// The newest members that are committed.
     pub record: GroupRecord,
+    /// The place of the newest record on stable storage.
+    pub persisted: RecordPlace,
     /// Replicas that only the configuration file names, until a leader is known.
     pub contacts: ReplicaSet,
     /// When the others are told the members again, if no leader is known then.
@@ -53,8 +55,14 @@ impl Group {
             sync_no: SyncNo(0),
             contacts: record.unknown(contacts),
             retell_at: Micros::ZERO,
+            persisted: record.place(),
             record,
         }
+    }
+
+    /// Whether others are told who the members are: the log has named them, and this replica cannot forget it.
+    pub fn tells_members(&self) -> bool {
+        self.record.is_of_the_log() && self.persisted >= self.record.place()
     }
 
     /// The newest version whose messages and entries all members know. A group begins with the oldest one.

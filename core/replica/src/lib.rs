@@ -116,7 +116,7 @@ pub use api::{
 pub use areas::Area;
 pub use canary::Canary;
 pub use jobs::JobId;
-pub use members::{Change, ChangeStep, GroupRecord, MemberOrder, MemberRefused};
+pub use members::{Change, ChangeStep, GroupRecord, MemberOrder, MemberRefused, RecordPlace};
 pub use planned::SwitchoverRefused;
 pub use replica::Replica;
 pub use status::{ReplicaStatus, RestStatus, WarmStatus};

@@ -11,16 +11,17 @@
 //!
 //! Each line is an entry of the log (`apus`, `members`). Its payload says where replicas are reached, which have left, and
 //! the change that is under way: so a leader that is elected in the middle goes on with it. A [`GroupRecord`] is the newest
-//! such entry that is committed. Replicas keep it on stable storage, tell it to each other when their link comes up, and
-//! link to the members that it names.
+//! such entry that is committed. Replicas keep it on stable storage, link to the members that it names, and tell it to each
+//! other once it is stored and when their link comes up.
 //!
 //! The guest is never less safe than before the change: a voter that answers is not removed before the new one votes and
 //! has a whole copy, and never while it is in sync. One that is dead is removed first, because four voters of which one is
 //! dead need the other three.
 //!
 //! The id of a replica that has left is never used again: its votes and its disk can come back at any time. A replica that
-//! reads in the log, or is told, that it has left drops its guest and ends ([`Action::Leave`]). It cannot harm the group
-//! before: its votes count for nobody, and what it asks for is not granted (docs/decisions/0047).
+//! is told that it has left drops its guest and ends ([`Action::Leave`]); that the log says so is not enough, for after a
+//! crash of all hosts the others might wait for it. It cannot harm the group before: its votes count for nobody, and what it
+//! asks for is not granted (docs/decisions/0047).
 //!
 //! | what happens | consequence |
 //! |---|---|
@@ -41,7 +42,7 @@ mod tests;
 
 pub use change::ChangeStep;
 pub use order::{MemberOrder, MemberRefused};
-pub use record::{Change, GroupRecord};
+pub use record::{Change, GroupRecord, RecordPlace};
 
 use crate::api::{Action, Note};
 use crate::context::Context;
@@ -58,6 +59,8 @@ impl Replica {
     pub(crate) fn on_members(&mut self, members: Members, at: Viewstamp, payload: &[u8]) {
         let generation = self.cx.group.core.generation();
         match GroupRecord::of_entry(generation, at.index, members, payload) {
+            // It leaves when another one tells it, which would still know that after a crash of all.
+            Ok(record) if record.left.contains(self.cx.config.me) => {}
             Ok(record) => self.take_record(record),
             Err(error) => {
                 let from = self.cx.config.me;
@@ -95,13 +98,16 @@ impl Replica {
         let has_left = record.left.contains(me);
         cx.group.record = record;
         if has_left {
-            return self.leave_group();
+            self.leave_group();
         }
-        if self.leading().is_some() {
-            let known = self.cx.group.record.known().iter();
-            for peer in known.filter(|id| *id != me) {
-                self.cx.tell_members(peer);
-            }
+    }
+
+    /// The record at `place` is on stable storage.
+    pub(crate) fn on_members_persisted(&mut self, place: RecordPlace) {
+        let group = &mut self.cx.group;
+        group.persisted = group.persisted.max(place);
+        if let Some((_, cx)) = self.leading() {
+            cx.tell_all_members();
         }
     }
 
@@ -122,7 +128,7 @@ impl Replica {
 
     pub(crate) fn retell_deadline(&self) -> Micros {
         let group = &self.cx.group;
-        match group.leader.is_none() && group.record.is_of_the_log() {
+        match group.leader.is_none() && group.tells_members() {
             true => group.retell_at,
             false => Micros::NEVER,
         }
@@ -168,10 +174,18 @@ impl Replica {
 }
 
 impl Context {
+    /// Tells all that may want to know.
+    pub fn tell_all_members(&mut self) {
+        let me = self.config.me;
+        for peer in self.group.record.known().iter().filter(|id| *id != me) {
+            self.tell_members(peer);
+        }
+    }
+
     /// Tells a peer the members, once the log has changed them.
     pub fn tell_members(&mut self, peer: ReplicaId) {
         let record = &self.group.record;
-        if record.is_of_the_log() && record.known().contains(peer) {
+        if self.group.tells_members() && record.known().contains(peer) {
             let record = wire::encode(record);
             self.send_bulk(peer, Body::Members { record });
         }

@@ -156,6 +156,7 @@ impl Replica {
             } => self.on_bulk(from, &bytes),
             Event::StatePersisted(state) => self.on_stored(apus::Event::StatePersisted(state)),
             Event::EntriesPersisted(at) => self.on_stored(apus::Event::EntriesPersisted(at)),
+            Event::MembersPersisted(place) => self.on_members_persisted(place),
             Event::Frames(frames) => {
                 if let Some((leader, cx)) = self.leading() {
                     leader.on_frames(cx, frames);

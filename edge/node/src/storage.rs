@@ -17,7 +17,7 @@ pub use error::StorageError;
 
 use crate::config::ReplicaConfig;
 use apus::{Configuration, DurableState, Entry, Start};
-use plover_replica::{Event, GroupRecord, GuestRecord};
+use plover_replica::{Event, GroupRecord, GuestRecord, RecordPlace};
 use plover_store::{Completion, Damage, Options, Store};
 use plover_types::{Index, ReplicaId, Viewstamp};
 use record::{Kept, RecordFile, RecordThread};
@@ -214,6 +214,11 @@ impl Storage {
             self.set_drained_until_restart(false);
         }
         move || kept.write_down()
+    }
+
+    /// The place of the members that have become durable since this was last called.
+    pub fn members_persisted(&self) -> Option<RecordPlace> {
+        self.record.written_members()
     }
 
     /// # Errors

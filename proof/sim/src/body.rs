@@ -55,6 +55,15 @@ impl World {
     /// Applies the waiting events and carries out the actions that follow.
     pub(crate) fn turn(&mut self, who: ReplicaId) {
         while let Some(event) = self.process_mut(who).events.pop_front() {
+            let pauses = matches!(event, Event::GuestPaused { .. });
+            if pauses && !self.process(who).scans.is_empty() {
+                let others = std::mem::take(&mut self.process_mut(who).events);
+                self.make_scans(who);
+                let events = &mut self.process_mut(who).events;
+                events.push_back(event);
+                events.extend(others);
+                continue;
+            }
             if matches!(event, Event::Outputs(_) | Event::GuestPaused { .. }) {
                 if let Some(said) = self.take_replies(who) {
                     let events = &mut self.process_mut(who).events;

@@ -57,8 +57,9 @@ impl Disk {
                 None
             }
             Write::Group(record) => {
+                let place = record.place();
                 self.group = Some(record);
-                None
+                Some(Event::MembersPersisted(place))
             }
             Write::Staged(sync, blocks) => {
                 self.copy.staged(blocks);

@@ -65,6 +65,8 @@ pub struct Process {
     pub answers: VecDeque<Event>,
     /// Reads for a copy that were put off.
     pub copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
+    /// Scans that were put off, each with the number of the hypervisor.
+    pub scans: VecDeque<(u64, JobId)>,
     /// When the last of `answers` comes.
     pub answers_free_at: Micros,
     /// Events that came while it was stopped, with the number of the hypervisor if they are of one.
@@ -104,6 +106,7 @@ impl Process {
             actions: VecDeque::new(),
             answers: VecDeque::new(),
             copy_reads: VecDeque::new(),
+            scans: VecDeque::new(),
             answers_free_at: Micros::ZERO,
             missed: Vec::new(),
             tick: (Micros::NEVER, 0),
@@ -125,6 +128,7 @@ impl Process {
         self.actions.clear();
         self.answers.clear();
         self.copy_reads.clear();
+        self.scans.clear();
         self.missed.clear();
         self.suspended = None;
         self.clock_went_on = None;

@@ -87,13 +87,21 @@ fn configured(members: ReplicaSet) -> GroupRecord {
 }
 
 impl World {
-    /// The members by the newest record that any host has.
+    /// The members by the newest record that any host has. Where one leads, only its voters count: a new host may have a
+    /// record that all others have lost before they had it on their disks.
     pub(crate) fn group(&self) -> GroupRecord {
-        let running = self.running().map(|(_, replica)| replica.group_record());
-        let kept = self.processes.iter();
-        let kept = kept.filter_map(|process| process.disk.group.as_deref());
+        let leader = self
+            .leader()
+            .and_then(|who| self.process(who).replica.as_deref());
+        let voters = leader.map(|replica| replica.group_record().members.voters);
+        let counts = |who: ReplicaId| voters.is_none_or(|voters| voters.contains(who));
+        let running = self.running().filter(|(who, _)| counts(*who));
+        let running = running.map(|(_, replica)| replica.group_record());
+        let kept = self.processes.iter().zip(0..);
+        let kept = kept.filter(|(_, id)| counts(ReplicaId(*id)));
+        let kept = kept.filter_map(|(process, _)| process.disk.group.as_deref());
         let records = running.chain(kept).filter(|record| record.is_of_the_log());
-        let newest = records.max_by_key(|record| (record.generation, record.index));
+        let newest = records.max_by_key(|record| record.place());
         newest
             .cloned()
             .unwrap_or_else(|| configured(self.scenario.first_members()))

@@ -5,7 +5,7 @@
 //! come in the order of the questions, so work on memory waits behind work on a disk; other events
 //! may come before an answer. The pages are read when the work is asked for, so that the answer is as
 //! old as it can be. But a copy's reads are sometimes put off, and read the pages as they are then; so is a
-//! scan of a guest that runs, whose hypervisor has to be asked first.
+//! scan of a guest that runs, whose hypervisor has to be asked first: before a pause that is asked for later.
 
 use crate::hypervisor::Hypervisor;
 use crate::process::State;
@@ -145,24 +145,34 @@ impl World {
         let runs = runs.is_some_and(|hypervisor| hypervisor.is_running() && !hypervisor.is_dead());
         if runs && self.chance.work.chance(0.5) {
             let late = self.chance.work.micros((0, 5000));
-            let happening = Happening::Scan(who, number, job);
-            return self.plan.after(late, happening);
+            self.process_mut(who).scans.push_back((number, job));
+            return self.plan.after(late, Happening::Scan(who, number, job));
         }
         self.scan_now(who, job);
     }
 
     pub(crate) fn on_scan(&mut self, who: ReplicaId, number: u64, job: JobId) {
         let process = self.process(who);
-        if process.hypervisors != number || process.hypervisor.is_none() {
-            return;
-        }
         if process.state != State::Up {
             let happening = Happening::Scan(who, number, job);
             return self.plan.after(Micros::from_ms(10), happening);
         }
-        self.coverage.hit("work: a scan put off");
-        self.scan_now(who, job);
-        self.turn(who);
+        if process.scans.contains(&(number, job)) {
+            self.make_scans(who);
+            self.turn(who);
+        }
+    }
+
+    /// Makes the scans that were put off. Those of a hypervisor that is gone mean nothing.
+    pub(crate) fn make_scans(&mut self, who: ReplicaId) {
+        let process = self.process_mut(who);
+        let number = process.hypervisors;
+        for (of, job) in std::mem::take(&mut process.scans) {
+            if of == number && self.process(who).hypervisor.is_some() {
+                self.coverage.hit("work: a scan put off");
+                self.scan_now(who, job);
+            }
+        }
     }
 
     fn scan_now(&mut self, who: ReplicaId, job: JobId) {

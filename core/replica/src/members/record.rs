@@ -14,8 +14,11 @@ pub struct Change {
     pub remove: Option<ReplicaId>,
 }
 
+/// The generation of the group and the index of an entry that names members.
+pub type RecordPlace = (View, Index);
+
 /// The members by the newest committed entry that a replica knows, or by its configuration file. Of two records the one
-/// with the greater pair of `generation` and `index` is the newer.
+/// with the greater place is the newer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupRecord {
     /// The generation of the group in which the entry was committed.
@@ -112,9 +115,14 @@ impl GroupRecord {
         self.generation > View::NONE
     }
 
+    /// The place of the entry.
+    pub fn place(&self) -> RecordPlace {
+        (self.generation, self.index)
+    }
+
     /// Whether this is the newer one of two records.
     pub fn is_newer_than(&self, other: &Self) -> bool {
-        (self.generation, self.index) > (other.generation, other.index)
+        self.place() > other.place()
     }
 
     /// The members, and the replicas that have left and may still come back to ask: those whose address no member has.

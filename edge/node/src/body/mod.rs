@@ -388,6 +388,9 @@ impl Body {
     fn turn(&mut self) -> Result<(), BoxError> {
         self.work_until = clock::now() + WORK_A_TURN;
         self.storage.check()?;
+        if let Some(place) = self.storage.members_persisted() {
+            self.apply(Event::MembersPersisted(place))?;
+        }
         // The guest's outputs come before its next inputs, whichever source has those.
         self.take_outputs()?;
         if self.ready.storage {

@@ -5,7 +5,7 @@
 //! no free space to write it.
 
 use super::{StorageError, io_error};
-use plover_replica::{GroupRecord, GuestRecord};
+use plover_replica::{GroupRecord, GuestRecord, RecordPlace};
 use plover_types::ReplicaId;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -105,6 +105,7 @@ pub(super) struct RecordThread {
     newest: Kept,
     records: Option<Sender<Kept>>,
     failed: Receiver<StorageError>,
+    members: Receiver<RecordPlace>,
 }
 
 impl RecordThread {
@@ -112,14 +113,20 @@ impl RecordThread {
         let newest = file.kept().clone();
         let (records, to_write) = channel();
         let (failing, failed) = channel();
+        let (named, members) = channel();
         let path = file.dir.join(NAME);
         let write = move || {
+            let place = |kept: &Kept| kept.members.as_ref().map(GroupRecord::place);
             while let Ok(record) = to_write.recv() {
                 let record = to_write.try_iter().last().unwrap_or(record);
+                let (before, now) = (place(file.kept()), place(&record));
                 if let Err(error) = file.update(record) {
                     // Fails only when the replica has ended.
                     let _ = failing.send(error);
                     return;
+                }
+                if let Some(now) = now.filter(|_| now > before) {
+                    let _ = named.send(now);
                 }
             }
         };
@@ -130,6 +137,7 @@ impl RecordThread {
             newest,
             records: Some(records),
             failed,
+            members,
         })
     }
 
@@ -145,6 +153,11 @@ impl RecordThread {
             // Fails only when an earlier one could not be written, which `check` returns.
             let _ = records.send(self.newest.clone());
         }
+    }
+
+    /// The place of the newest members that were written, once for each.
+    pub(super) fn written_members(&self) -> Option<RecordPlace> {
+        self.members.try_iter().last()
     }
 
     /// # Errors
