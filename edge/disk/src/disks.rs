@@ -43,7 +43,7 @@ pub struct DiskSpec {
     /// The guest cannot write it. It is not synced: all replicas must have the same.
     pub read_only: bool,
     /// The size that it must have. With `bytes_max` it must have at least that until a guest uses it, and any size from then on.
-    /// If it does not exist it is made, empty.
+    /// If it does not exist it is made, empty: before a guest uses it, and for a copy of the guest.
     pub bytes: Option<u64>,
     /// The size to which it may grow; its blocks are numbered as if it had that already.
     pub bytes_max: Option<u64>,
@@ -101,7 +101,7 @@ impl Disks {
             staged: false,
         };
         let opened = match before {
-            None => Open::new(specs, journal, &disks.health).map(Some),
+            None => Open::new(specs, journal, &disks.health, Purpose::Boot).map(Some),
             Some(_) => disks.open_on_a_thread(limit),
         };
         let only_votes = |why: &str| {
@@ -272,8 +272,13 @@ impl Disks {
 }
 
 impl Open {
-    fn new(specs: &[DiskSpec], journal: &Path, health: &Arc<Health>) -> Result<Self, DiskError> {
-        let inner = Arc::new(Inner::open(specs, journal, health)?);
+    fn new(
+        specs: &[DiskSpec],
+        journal: &Path,
+        health: &Arc<Health>,
+        purpose: Purpose,
+    ) -> Result<Self, DiskError> {
+        let inner = Arc::new(Inner::open(specs, journal, health, purpose)?);
         let failed = |error| DiskError::Failed(format!("starting a thread: {error}"));
         let (jobs, orders) = channel();
         let worker = Arc::downgrade(&inner);

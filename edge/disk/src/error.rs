@@ -21,6 +21,12 @@ pub enum DiskError {
         "there is no disk image {0}: copy it here, or say `size_mib` and let this replica be filled by the leader"
     )]
     Missing(PathBuf),
+    /// There is no image, and a guest has used the one that was there.
+    #[error(
+        "the disk image {0}, which the guest had here, is gone: see that its file system is mounted, or put it back. If it is \
+         lost, this replica makes another one when the guest is next copied here"
+    )]
+    Gone(PathBuf),
     /// An image that should be raw, and that no guest has used yet, begins like one of another format.
     #[error(
         "{path} is a {format} image: give it a name that ends in .{format}, and it is imported, or \
@@ -194,6 +200,7 @@ impl DiskError {
             self,
             Self::Io { .. }
                 | Self::Missing(_)
+                | Self::Gone(_)
                 | Self::NotRaw { .. }
                 | Self::WrongSize { .. }
                 | Self::OverMax { .. }

@@ -1,6 +1,7 @@
 //! Entry points for fuzzing (`proof/fuzz`): the decoders of bytes from outside that are private to this crate.
 
 use crate::DiskSpec;
+use crate::disks::Purpose;
 use crate::image::Image;
 use crate::journal;
 use crate::nbd::{self, Backing, Extent};
@@ -84,7 +85,7 @@ pub fn nbd(folder: &Path, bytes: &[u8]) {
     };
     // The guest has written anything there.
     let journal = folder.join("image.journal");
-    let image = Image::open(&spec, Some(&journal)).expect("an image");
+    let image = Image::open(&spec, Some(&journal), Purpose::Copy).expect("an image");
     let _ = nbd::serve(&mut Script(Cursor::new(bytes)), &Plain(image));
 }
 

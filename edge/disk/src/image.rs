@@ -3,6 +3,7 @@
 use crate::DiskSpec;
 use crate::calls::Calls;
 use crate::changes::Changes;
+use crate::disks::Purpose;
 use crate::error::{DiskError, io_error};
 use crate::health::lock;
 use crate::holes;
@@ -150,8 +151,13 @@ fn access(spec: &DiskSpec) -> OpenOptions {
 
 impl Image {
     /// Opens the image that `spec` names, or makes it. With a `journal` a guest has used it: it is raw, whatever its first
-    /// bytes are, since the guest may have written them.
-    pub(crate) fn open(spec: &DiskSpec, journal: Option<&Path>) -> Result<Self, DiskError> {
+    /// bytes are, since the guest may have written them; and if it is gone it is made for a copy only, since it may come
+    /// back with the file system that it is on.
+    pub(crate) fn open(
+        spec: &DiskSpec,
+        journal: Option<&Path>,
+        purpose: Purpose,
+    ) -> Result<Self, DiskError> {
         let path = &spec.path;
         let mut options = access(spec);
         let file = match (options.open(path), spec.bytes) {
@@ -159,6 +165,9 @@ impl Image {
                 let Some(bytes) = wanted.filter(|_| !spec.read_only) else {
                     return Err(DiskError::Missing(path.clone()));
                 };
+                if journal.is_some() && purpose != Purpose::Copy {
+                    return Err(DiskError::Gone(path.clone()));
+                }
                 make(&mut options, path, bytes, journal)?
             }
             (opened, _) => opened.map_err(io_error("cannot open the disk image", path))?,
@@ -195,12 +204,13 @@ impl Image {
         })
     }
 
-    /// The size of the image that `spec` names, for a process that does not use it; `None` if it will be made.
+    /// The size of the image that `spec` names, for a process that does not use it; `None` if it will be made at the start.
     pub(crate) fn look(spec: &DiskSpec, used_before: bool) -> Result<Option<u64>, DiskError> {
         match access(spec).open(&spec.path) {
             Ok(file) => sized(spec, &file, used_before).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match spec.bytes.filter(|_| !spec.read_only) {
+                    Some(_) if used_before => Err(DiskError::Gone(spec.path.clone())),
                     Some(_) => Ok(None),
                     None => Err(DiskError::Missing(spec.path.clone())),
                 }

@@ -197,7 +197,7 @@ impl Disks {
         let is_late = Arc::clone(&opening.given_up);
         let open = move || {
             let _abort = AbortOnPanic;
-            let opened = Open::new(&specs, &journal, &health);
+            let opened = Open::new(&specs, &journal, &health, Purpose::Boot);
             let opened = opened.and_then(|open| open.inner.recover().map(|()| open));
             let (open, why) = match opened {
                 Ok(open) => (Some(open), DiskError::Busy),
@@ -319,7 +319,7 @@ impl Task {
         }
         self.closing = None;
         if self.open.is_none() {
-            let open = Open::new(&self.specs, &self.journal, &self.health)?;
+            let open = Open::new(&self.specs, &self.journal, &self.health, purpose)?;
             if open.inner.blocks != self.blocks {
                 return Err(DiskError::Resized {
                     found: open.inner.blocks,

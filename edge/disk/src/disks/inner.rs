@@ -1,6 +1,6 @@
 //! The opened files of all disks, and when they may be changed.
 
-use super::DiskSpec;
+use super::{DiskSpec, Purpose};
 use crate::calls::Calls;
 use crate::error::{DiskError, advice, io_error};
 use crate::health::{Health, lock};
@@ -67,6 +67,7 @@ impl Inner {
         specs: &[DiskSpec],
         journal: &Path,
         health: &Arc<Health>,
+        purpose: Purpose,
     ) -> Result<Self, DiskError> {
         let used_before = journal
             .try_exists()
@@ -74,7 +75,7 @@ impl Inner {
             .then_some(journal);
         let images: Vec<Image> = specs
             .iter()
-            .map(|spec| Image::open(spec, used_before))
+            .map(|spec| Image::open(spec, used_before, purpose))
             .collect::<Result<_, _>>()?;
         let mut regions = Vec::new();
         let mut blocks = 0u32;

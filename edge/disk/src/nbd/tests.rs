@@ -95,7 +95,7 @@ fn backing(read_only: bool) -> (tempfile::TempDir, Plain) {
         bytes_max: None,
         delay: std::time::Duration::ZERO,
     };
-    let image = Image::open(&spec, None).unwrap();
+    let image = Image::open(&spec, None, crate::Purpose::Boot).unwrap();
     (
         dir,
         Plain {

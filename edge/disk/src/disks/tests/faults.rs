@@ -15,6 +15,16 @@ fn attach_for_copy(disks: &mut Disks) -> Attachment {
     }
 }
 
+/// Why they cannot be attached for a copy.
+fn refused_for_copy(disks: &mut Disks) -> String {
+    loop {
+        match disks.attach_for_copy() {
+            Err(DiskError::Waiting(_)) => std::thread::sleep(Duration::from_millis(50)),
+            attached => return attached.err().unwrap().to_string(),
+        }
+    }
+}
+
 /// Ends a copy, as a first syncvm does.
 fn complete(disks: &mut Disks, sync: u64) {
     disks.stage(SyncNo(sync), Batch::new());
@@ -154,21 +164,32 @@ fn a_replica_starts_without_its_image_if_it_had_one() {
     assert!(disks.is_whole() && disks.failure().is_none());
 }
 
-/// A newly made image does not hold the guest's disk, whatever the journal says.
+/// Its file system may be mounted late: no empty one takes its place, unless it is to be filled.
 #[test]
-fn an_image_that_was_lost_is_not_whole_when_it_is_made_again() {
+fn an_image_that_is_gone_is_made_for_a_copy_only() {
     let scratch = Scratch::new();
-    assert!(
-        scratch.open().is_whole(),
-        "a first one is what the guest installs itself on"
-    );
-    std::fs::remove_file(scratch.dir.path().join("a")).unwrap();
     let mut disks = scratch.open();
-    assert!(!disks.is_whole());
+    assert!(disks.is_whole(), "the guest installs itself on it");
+    put(&disks.attach_to_boot().unwrap(), 3, 5);
+    drop(disks);
+    let [image, elsewhere] = ["a", "gone"].map(|name| scratch.dir.path().join(name));
+    std::fs::rename(&image, &elsewhere).unwrap();
+    let mut disks = scratch.open();
+    let why = disks.failure().unwrap();
+    assert!(why.contains("is gone") && why.contains("mounted"), "{why}");
+    assert!(disks.attach_to_boot().is_err() && !image.exists());
+    std::fs::rename(&elsewhere, &image).unwrap();
+    assert_eq!(contents(&disks.attach_to_boot().unwrap())[3], 5);
+    drop(disks);
+
+    std::fs::remove_file(&image).unwrap();
+    let mut disks = scratch.open();
+    drop(attach_for_copy(&mut disks));
+    drop(disks);
+    let mut disks = scratch.open();
+    assert!(image.exists() && !disks.is_whole());
     let refused = disks.attach_to_boot().err().unwrap().to_string();
     assert!(refused.contains("incomplete"), "{refused}");
-    drop(disks);
-    assert!(!scratch.open().is_whole(), "nor after another start");
 }
 
 /// The empty image is made, and then the next one cannot be opened: the journal has been told before.
@@ -180,8 +201,8 @@ fn an_image_that_was_lost_is_not_whole_when_another_one_failed_as_it_was_made() 
     std::fs::remove_file(at("a")).unwrap();
     std::fs::rename(at("b"), at("gone")).unwrap();
     std::fs::create_dir(at("b")).unwrap();
-    let disks = scratch.open();
-    let why = disks.failure().unwrap();
+    let mut disks = scratch.open();
+    let why = refused_for_copy(&mut disks);
     assert!(at("a").exists() && why.contains("cannot open"), "{why}");
     drop(disks);
     std::fs::remove_dir(at("b")).unwrap();
@@ -204,7 +225,7 @@ fn an_image_that_cannot_be_made_is_not_left() {
             std::fs::remove_file(&image).unwrap();
         }
         let why = match Disks::open(&specs, &journal) {
-            Ok(disks) => disks.failure().unwrap(),
+            Ok(mut disks) => refused_for_copy(&mut disks),
             Err(error) => error.to_string(),
         };
         assert!(why.contains("cannot create the disk image"), "{why}");
