@@ -1,5 +1,6 @@
 //! The short form of `./x chaos`: random faults, one after another and two at a time.
 
+use plover_lab::options::PolicyName;
 use plover_lab_proof::chaos::schedule::{Kind, Role, Schedule, Step};
 use plover_lab_proof::chaos::{self, Plan};
 use plover_lab_proof::{Turn, program, progress};
@@ -17,6 +18,7 @@ fn what_clients_see_under_random_faults_is_linearizable() {
     let plan = Plan {
         name: "t-chaos",
         program: program().to_owned(),
+        policy: PolicyName::default(),
         minutes: MINUTES,
         seed: SEED,
         only: Vec::new(),

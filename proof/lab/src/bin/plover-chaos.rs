@@ -1,6 +1,7 @@
 //! `./x chaos`: random faults of a real lab under load, and a check of what its clients saw.
 
 use clap::Parser;
+use plover_lab::options::PolicyName;
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
 use plover_lab_proof::chaos::{self, Plan};
@@ -19,6 +20,9 @@ struct Arguments {
     /// The seed of the faults. The same seed gives the same faults; their moments differ.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
+    /// How the guest is protected: see `plover policy list`.
+    #[arg(long, value_name = "POLICY", default_value_t)]
+    policy: PolicyName,
     /// Only this fault, in the words of a step, such as "hang leader's QEMU" or "reboot guest". Given several times, these in
     /// turn.
     #[arg(long, value_name = "FAULT")]
@@ -41,6 +45,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let plan = Plan {
         name: "chaos",
         program: program().to_owned(),
+        policy: arguments.policy,
         minutes: arguments.minutes,
         seed: arguments.seed,
         only: arguments.only.clone(),

@@ -41,7 +41,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clients::Clients;
 use hosts::{Hosts, Struck, is_whole};
 use plover_lab::Lab;
-use plover_lab::options::Options;
+use plover_lab::options::{Options, PolicyName};
 use plover_lab::progress::Progress;
 use plover_lab::trace::{Tail, TraceEvent, now_us};
 use plover_lab::up::is_interruption;
@@ -80,6 +80,8 @@ pub struct Plan {
     pub name: &'static str,
     /// The `plover` program.
     pub program: PathBuf,
+    /// How the guest is protected. It has a disk, which some policies do not take.
+    pub policy: PolicyName,
     /// No step begins after this time.
     pub minutes: u64,
     /// The seed of the schedule.
@@ -96,6 +98,9 @@ impl Plan {
     /// The command that repeats it.
     fn command(&self) -> String {
         let mut command = format!("./x chaos --minutes {} --seed {}", self.minutes, self.seed);
+        if self.policy != PolicyName::default() {
+            command += &format!(" --policy {}", self.policy);
+        }
         for fault in &self.only {
             command += &format!(" --only \"{fault}\"");
         }
@@ -167,6 +172,7 @@ impl Chaos {
         let mut options = Options {
             name,
             program: Some(plan.program.clone()),
+            policy: plan.policy,
             overlay: plan.overlay.clone(),
             machine: machine_of(plan.seed),
             ..Options::default()
