@@ -70,10 +70,13 @@ pub fn check_root() -> Result<(), Missing> {
 }
 
 /// Whether the kernel and QEMU can do what replication needs.
-pub fn check_hypervisor(guest: &QemuConfig) -> Result<(), Missing> {
+///
+/// # Errors
+/// [`Missing`], or a trial that another time may succeed.
+pub fn check_hypervisor(guest: &QemuConfig) -> anyhow::Result<()> {
     match plover_vm::check_host(guest) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Missing(vec![error.to_string()])),
+        Err(error) if error.is_lasting() => Err(Missing(vec![error.to_string()]).into()),
+        tried => Ok(tried?),
     }
 }
 

@@ -56,7 +56,7 @@ impl At {
 
 /// The run directories of the replicas that run, and of those that do not, but have run since the host booted and have not
 /// left their group. So an order is not another guest's because the one that was meant is down.
-fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
+pub fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
     let found = replicas_in(root);
     if found.iter().any(|dir| dir == root) {
         return found;

@@ -14,6 +14,7 @@ use crate::output;
 use crate::tap::{is_bridge, of_device};
 use anyhow::Result;
 pub use guest::{IMAGE, guest};
+use plover_lab::control::Control;
 use plover_node::{Attached, ReplicaConfig};
 use plover_types::ReplicaSet;
 use plover_vm::{Accel, QemuConfig};
@@ -29,6 +30,8 @@ use std::time::{Duration, Instant};
 const PEER_WITHIN: Duration = Duration::from_secs(2);
 /// Connections to a peer, of which the quickest counts.
 const PEER_TRIES: usize = 5;
+/// The replica of this host, if it runs, has not answered after this time.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// Frames of this size reach clients unfragmented. Replicas' connections adapt to any size; larger frames cost less CPU.
 const MTU_USUAL: u32 = 1500;
 /// IFF_TAP and IFF_NO_PI of `linux/if_tun.h`.
@@ -180,6 +183,10 @@ fn accelerator(report: &mut Report, qemu: &QemuConfig) {
 }
 
 fn memory(report: &mut Report, config: &ReplicaConfig) {
+    let control = Control::in_run_dir(&config.paths.run_dir).within(ANSWER_WITHIN);
+    if control.status().is_ok() {
+        return report.add("memory", Verdict::Good, "the replica runs, and has its own");
+    }
     let needed = capacity::of_replica(config);
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let Some(available) = capacity::mib_of(&text, "MemAvailable:") else {

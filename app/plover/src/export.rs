@@ -105,6 +105,9 @@ fn next_steps(
     for card in config.attached().filter(|card| card.bridge.is_none()) {
         text += &format!(" && ip link del {}", card.tap);
     }
+    for Move { from, .. } in moves.iter().filter(|it| !it.disk.is_block) {
+        text += &format!("\n     rm -f {}      # on the others only", of(from));
+    }
     text += "\n4. on the original's host:\n";
     if !is_defined {
         text += &format!(

@@ -4,6 +4,7 @@ pub mod copy;
 pub mod group;
 mod seed;
 
+use crate::import::domain::image_bytes;
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -152,7 +153,7 @@ fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
     };
     let make = match (&options.image, options.disk_mib) {
         (Some(image), Some(mib)) => format!(
-            "test ! -e {at} && qemu-img convert -O raw {} {at}.new && truncate -s {mib}M {at}.new && chown plover {at}.new && chmod 600 {at}.new && mv -n {at}.new {at}",
+            "test ! -e {at} && qemu-img convert -O raw {} {at}.new && truncate -s '>{mib}M' {at}.new && chown plover {at}.new && chmod 600 {at}.new && mv -n {at}.new {at}",
             image.display()
         ),
         _ => format!(
@@ -226,6 +227,15 @@ fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
                 .context("a size in MiB is a number")?,
         },
     };
+    // It may be on the first host only.
+    if let Some(image) = options.image.as_deref().filter(|image| image.exists()) {
+        let mib = image_bytes(image)?.div_ceil(1 << 20);
+        ensure!(
+            mib <= disk_mib,
+            "the image {} has {mib} MiB, and --disk-mib says {disk_mib}: the guest would lose its end",
+            image.display()
+        );
+    }
     let mac = match options.mac {
         Some(mac) => mac,
         None => random_mac()?,

@@ -1,6 +1,6 @@
 //! `plover status --all`: all guests that have a replica on this host, one a line.
 
-use crate::at::replicas_in;
+use crate::at::{CONFIGURATIONS, guests_in};
 use crate::output::table;
 use anyhow::{Result, ensure};
 use plover_lab::control::{Control, ControlError};
@@ -19,16 +19,16 @@ struct Guest {
 }
 
 impl Overview {
-    /// Asks all replicas below `root` at the same time.
+    /// Asks all replicas below `root` at the same time, also those that are down.
     ///
     /// # Errors
     /// There is none.
     pub fn ask(root: &Path) -> Result<Self> {
-        let found = replicas_in(root);
+        let found = guests_in(root, Path::new(CONFIGURATIONS));
         ensure!(
             !found.is_empty(),
-            "no replica runs on this host: no directory in {} has a control socket; if paths.run_dir is elsewhere, \
-             name its parent with --run-dir",
+            "no replica has run on this host: no directory in {} has a control socket, or is named by a configuration; if \
+             paths.run_dir is elsewhere, name its parent with --run-dir",
             root.display()
         );
         let ask = |run_dir: &Path| {

@@ -12,6 +12,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Runs one replica until it is told to end.
 pub fn run(path: &Path, form: LogForm) -> Result<ExitCode> {
@@ -27,8 +29,12 @@ pub fn run(path: &Path, form: LogForm) -> Result<ExitCode> {
     // Before the replica starts: a signal with its default action would end the process and leave the
     // hypervisor running.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let ends = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&ends))?;
+    }
     let path = path.to_owned();
-    plover_node::run(file, process, log, move |stop| {
+    plover_node::run(file, process, log, &ends, move |stop| {
         std::thread::spawn(move || {
             for signal in &mut signals {
                 match signal {

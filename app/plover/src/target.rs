@@ -1,5 +1,6 @@
 //! A replica of this host that is asked again and again, by `plover metrics` and `plover dash`.
 
+use crate::at::RUN;
 use anyhow::{Context, Result};
 use plover_lab::control::{Control, ControlError};
 use plover_node::{ReplicaConfig, StorageError, check_state_dir};
@@ -19,7 +20,8 @@ pub struct Target {
     control: Control,
     /// Why it last did not answer.
     silent: Mutex<Option<String>>,
-    config: ReplicaConfig,
+    /// None if it cannot be read.
+    config: Option<ReplicaConfig>,
 }
 
 impl Target {
@@ -32,8 +34,24 @@ impl Target {
             state_dir: config.paths.state_dir.clone(),
             control: Control::in_run_dir(&config.paths.run_dir).within(within),
             silent: Mutex::default(),
-            config: config.clone(),
+            config: Some(config.clone()),
         }
+    }
+
+    /// The replica of a configuration that cannot be read, which may be the reason why it is down: what its file's name says
+    /// of it, as `plover init` names files and folders.
+    fn of_unread(file: &Path, within: Duration) -> Option<Self> {
+        let guest = file.file_stem()?.to_str()?;
+        let run_dir = Path::new(RUN).join(guest);
+        Some(Self {
+            guest: guest.into(),
+            replica: String::new(),
+            control: Control::in_run_dir(&run_dir).within(within),
+            state_dir: run_dir.clone(),
+            run_dir,
+            silent: Mutex::default(),
+            config: None,
+        })
     }
 
     /// Asks it. Logs that it answers no more, or answers again, and nothing while that stays the same.
@@ -55,11 +73,8 @@ impl Target {
             // Its state is looked at only while it does not run: a disk that hangs keeps no figures back.
             Err(_) => {
                 let has_run = self.run_dir.exists() || self.state_dir.exists();
-                has_run
-                    && !matches!(
-                        check_state_dir(&self.config),
-                        Err(StorageError::Left { .. })
-                    )
+                let state = self.config.as_ref().map(check_state_dir);
+                has_run && !matches!(state, Some(Err(StorageError::Left { .. })))
             }
         }
     }
@@ -99,7 +114,7 @@ pub enum Targets {
 /// A file of the folder.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// As of the last time that it could be read.
+    /// As of the last time that it could be read, if it could ever.
     replica: Option<Arc<Target>>,
     /// Why it cannot be read now, as was told.
     error: Option<String>,
@@ -170,9 +185,10 @@ fn look(file: &Path, before: Found, within: Duration) -> Found {
             if before.error.as_ref() != Some(&error) {
                 tell!("plover: {error}");
             }
+            let unread = || Target::of_unread(file, within).map(Arc::new);
             Found {
                 error: Some(error),
-                ..before
+                replica: before.replica.or_else(unread),
             }
         }
     }
@@ -218,6 +234,13 @@ mod tests {
         assert!(Arc::ptr_eq(&first[0], &second[0]), "it knows what it told");
         std::fs::write(folder.path().join("shop.toml"), "a slip").unwrap();
         assert_eq!(names(), ["mail", "shop-db"], "its replica runs on");
+        // The exporter has been started again since, and the replica does not start.
+        let anew = look(&folder.path().join("shop.toml"), Found::default(), within);
+        let replica = anew.replica.unwrap();
+        assert_eq!(
+            (replica.guest.as_str(), replica.run_dir.as_path()),
+            ("shop", Path::new("/run/plover/shop"))
+        );
         std::fs::remove_file(folder.path().join("mail.toml")).unwrap();
         assert_eq!(names(), ["shop-db"]);
     }

@@ -90,6 +90,32 @@ impl GroupConfig {
         Ok(Some(Arc::new(keys)))
     }
 
+    /// As [`GroupConfig::keys`], for a replica that starts: it starts without a key of a peer, which may be shut out, as long as
+    /// it has one of another. Returns also which keys are missing.
+    ///
+    /// # Errors
+    /// As for [`GroupConfig::keys`].
+    pub fn keys_at_start(
+        &self,
+        left: ReplicaSet,
+    ) -> Result<(Option<Arc<Keys>>, Vec<KeyError>), KeyError> {
+        let (mut without, mut missing) = (left, Vec::new());
+        let others = |without: ReplicaSet| {
+            let ids = self.replica.iter().map(|r| ReplicaId(r.id));
+            ids.filter(|id| id.0 != self.me && !without.contains(*id))
+                .count()
+        };
+        loop {
+            match self.keys(without) {
+                Err(error @ KeyError::Missing { peer, .. }) if others(without) > 1 => {
+                    without.insert(peer);
+                    missing.push(error);
+                }
+                keys => return Ok((keys?, missing)),
+            }
+        }
+    }
+
     /// Refuses choices of fabrics that have no effect.
     pub(crate) fn check_fabrics(&self) -> Result<(), String> {
         for name in [FabricName::Shm, FabricName::Ofi] {
@@ -246,4 +272,43 @@ fn open_ofi(
          libfabric-dev and build with --features ofi"
             .into(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_fabric::keys::{PrivateKey, trust};
+
+    /// The fear: the operators of two hosts shut the third one out, and neither starts again.
+    #[test]
+    fn a_replica_starts_without_the_key_of_one_that_is_shut_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let [key, trusted] = ["key", "trust"].map(|name| dir.path().join(name));
+        let own = PrivateKey::generate().unwrap();
+        own.write_new(&key).unwrap();
+        trust(&trusted, ReplicaId(0).into(), own.public()).unwrap();
+        let group = format!(
+            "name = 'g'\nme = 0\nkey_file = {key:?}\ntrust_file = {trusted:?}\n{}",
+            [0, 1, 2]
+                .map(|id| format!("[[replica]]\nid = {id}\naddress = '192.0.2.{id}:7700'\n"))
+                .concat()
+        );
+        let group: GroupConfig = toml::from_str(&group).unwrap();
+        let of_nobody = group.keys_at_start(ReplicaSet::EMPTY).unwrap_err();
+        assert!(matches!(of_nobody, KeyError::Missing { .. }));
+        let other = PrivateKey::generate().unwrap().public();
+        trust(&trusted, ReplicaId(2).into(), other).unwrap();
+        let (keys, missing) = group.keys_at_start(ReplicaSet::EMPTY).unwrap();
+        assert!(keys.is_some());
+        let of_1 = |it: &KeyError| {
+            matches!(
+                it,
+                KeyError::Missing {
+                    peer: ReplicaId(1),
+                    ..
+                }
+            )
+        };
+        assert!(missing.len() == 1 && of_1(&missing[0]));
+    }
 }

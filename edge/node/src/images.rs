@@ -10,8 +10,11 @@ use std::time::Duration;
 const JOURNAL: &str = "disks";
 
 /// The disks as raw images. An image whose name says another format is imported first, unless that was
-/// done before.
-pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError> {
+/// done before; as long as `goes_on`.
+pub(crate) fn prepare(
+    config: &ReplicaConfig,
+    goes_on: impl Fn() -> bool,
+) -> Result<Vec<DiskSpec>, DiskError> {
     let path = config.disk_journal();
     let used_before = path.try_exists().map_err(|source| DiskError::Io {
         what: "cannot look for the disk journal",
@@ -22,7 +25,7 @@ pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError
     let disks = config.disk.iter().zip(raws);
     disks
         .map(|(disk, raw)| {
-            let mut spec = raw_of(disk, &raw, used_before)?;
+            let mut spec = raw_of(disk, &raw, used_before, &goes_on)?;
             spec.delay = Duration::from_micros(config.debug.disk_delay_us);
             Ok(spec)
         })
@@ -48,7 +51,12 @@ impl ReplicaConfig {
     }
 }
 
-fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, DiskError> {
+fn raw_of(
+    disk: &DiskConfig,
+    raw: &Path,
+    used_before: bool,
+    goes_on: impl Fn() -> bool,
+) -> Result<DiskSpec, DiskError> {
     let spec = disk.spec();
     if Format::of_name(&disk.path).is_none() {
         return Ok(spec);
@@ -80,7 +88,7 @@ fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, 
             );
         }
     };
-    source.import(raw, tell, || true)?;
+    source.import(raw, tell, goes_on)?;
     Ok(spec)
 }
 
@@ -114,14 +122,14 @@ mod tests {
             eprintln!("skipped: qemu-img does not run");
             return;
         }
-        let spec = raw_of(&disk(&source, None), &raw, false).unwrap();
+        let spec = raw_of(&disk(&source, None), &raw, false, || true).unwrap();
         assert_eq!((&spec.path, spec.bytes), (&raw, None));
         assert_eq!(std::fs::metadata(&raw).unwrap().len(), 1 << 20);
         std::fs::write(&raw, b"the guest's").unwrap();
-        raw_of(&disk(&source, None), &raw, true).unwrap();
+        raw_of(&disk(&source, None), &raw, true, || true).unwrap();
         assert_eq!(std::fs::read(&raw).unwrap(), b"the guest's");
         std::fs::remove_file(&raw).unwrap();
-        let lost = raw_of(&disk(&source, None), &raw, true).unwrap();
+        let lost = raw_of(&disk(&source, None), &raw, true, || true).unwrap();
         assert_eq!(
             lost.bytes,
             Some(1 << 20),
@@ -134,13 +142,18 @@ mod tests {
     fn a_host_without_the_image_needs_its_size() {
         let nowhere = Path::new("/nowhere/d.qcow2");
         let raw = Path::new("/nowhere/raw");
-        let spec = raw_of(&disk(nowhere, Some(4)), raw, false).unwrap();
+        let spec = raw_of(&disk(nowhere, Some(4)), raw, false, || true).unwrap();
         assert_eq!((spec.path.as_path(), spec.bytes), (raw, Some(4 << 20)));
-        let error = raw_of(&disk(nowhere, None), raw, false)
+        let error = raw_of(&disk(nowhere, None), raw, false, || true)
             .unwrap_err()
             .to_string();
         assert!(error.contains("/nowhere/d.qcow2"), "{error}");
         let plain = Path::new("/nowhere/d.img");
-        assert_eq!(raw_of(&disk(plain, None), raw, false).unwrap().path, plain);
+        assert_eq!(
+            raw_of(&disk(plain, None), raw, false, || true)
+                .unwrap()
+                .path,
+            plain
+        );
     }
 }

@@ -30,17 +30,19 @@
 //! `SIGTERM`, `SIGINT` and `SIGHUP`, and kill the replica on `SIGABRT`, which systemd's watchdog sends.
 
 use crate::body::BoxError;
-use crate::config::ReplicaConfig;
+use crate::config::{GroupConfig, ReplicaConfig};
 use crate::death::{Reporter, is_for_one};
 use crate::host::NICE;
 use crate::private;
 use crate::storage::members_in;
 use crate::tap::{Tap, Taps, not_attached};
+use plover_fabric::Keys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::io;
 use std::mem::MaybeUninit;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// When the report is sent again, after the first time.
@@ -64,6 +66,10 @@ const LEFT_WITHIN: Duration = Duration::from_secs(2);
 /// How long a TAP that is busy is waited for. A process of this replica's last run that was killed while it wrote to its disk
 /// has its TAP until the disk has answered.
 const ATTACHED_WITHIN: Duration = Duration::from_secs(30);
+
+/// How long the address of this replica is waited for. Ten starts take longer so than the ten minutes in which the unit allows
+/// ten, so systemd goes on until the network is there.
+const ADDRESS_WITHIN: Duration = Duration::from_secs(90);
 
 /// The exit code of a process that a signal has ended, as a shell gives it.
 const SIGNALLED: u8 = 128;
@@ -97,10 +103,9 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let record = || members_in(&config.paths.state_dir, &config.group.name);
     let known = record();
     let group = config.group.linked_at_start(known.as_ref());
-    let keys = config
-        .group
-        .keys(known.map(|it| it.left).unwrap_or_default())?;
-    let reporter = Reporter::open(&group, keys.clone(), number)
+    let left = known.map(|it| it.left).unwrap_or_default();
+    let (keys, _) = config.group.keys_at_start(left)?;
+    let reporter = open_reporter(&group, keys.as_ref(), number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica, {e}"))?;
     let mut taps = Taps::attach(&config.taps(), |name, nic| {
         attach(name, nic).map_err(|error| not_attached(name, &error))
@@ -148,27 +153,56 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     }
 }
 
-/// Attaches to the TAP. The processes of this replica's last run may be ending just now, and have it still.
-fn attach(name: &str, nic: u8) -> io::Result<Tap> {
-    let deadline = Instant::now() + ATTACHED_WITHIN;
-    let mut is_told = false;
+/// Tries again while the error is of this kind, for so long; `tell` says that it waits.
+fn patiently<T>(
+    passes: io::ErrorKind,
+    within: Duration,
+    tell: impl FnOnce(u64),
+    mut tried: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    let deadline = Instant::now() + within;
+    let mut tell = Some(tell);
     loop {
-        match Tap::attach(name, nic) {
-            Err(error)
-                if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
-            {
-                if !std::mem::replace(&mut is_told, true) {
-                    tracing::info!(
-                        event = "tap_busy",
-                        "the TAP device '{name}' is busy; it is waited for {} s: a process of this replica's last run may be ending",
-                        ATTACHED_WITHIN.as_secs()
-                    );
+        match tried() {
+            Err(error) if error.kind() == passes && Instant::now() < deadline => {
+                if let Some(tell) = tell.take() {
+                    tell(within.as_secs());
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
-            tap => return tap,
+            done => return done,
         }
     }
+}
+
+/// Attaches to the TAP. The processes of this replica's last run may be ending just now, and have it still.
+fn attach(name: &str, nic: u8) -> io::Result<Tap> {
+    let tell = |seconds| {
+        tracing::info!(
+            event = "tap_busy",
+            "the TAP device '{name}' is busy; it is waited for {seconds} s: a process of this replica's last run may be ending"
+        );
+    };
+    let busy = io::ErrorKind::ResourceBusy;
+    patiently(busy, ATTACHED_WITHIN, tell, || Tap::attach(name, nic))
+}
+
+/// Opens the socket for the report. At the boot of the host the network may not be there yet.
+fn open_reporter(
+    group: &GroupConfig,
+    keys: Option<&Arc<Keys>>,
+    number: u64,
+) -> io::Result<Option<Reporter>> {
+    let tell = |seconds| {
+        tracing::warn!(
+            event = "address_awaited",
+            "this host does not have the address of this replica in group.replica; it is waited for {seconds} s: the network \
+             may not be up yet"
+        );
+    };
+    let not_yet = io::ErrorKind::AddrNotAvailable;
+    let open = || Reporter::open(group, keys.cloned(), number);
+    patiently(not_yet, ADDRESS_WITHIN, tell, open)
 }
 
 fn draw() -> io::Result<u64> {

@@ -110,12 +110,23 @@ pub enum VmError {
     /// This machine or QEMU lacks something that Plover needs; the text says what to do.
     #[error("{0}")]
     Unsupported(String),
+    /// A trial did not succeed, as on a host that is busy or short of memory: another one may.
+    #[error("{0}")]
+    Failed(String),
     /// QEMU cannot be confined, and is not started.
     #[error(transparent)]
     Confine(#[from] plover_confine::ConfineError),
 }
 
 impl VmError {
+    /// Whether another try finds the same, until somebody provides what is missing.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Unsupported(_) | Self::Confine(_) => true,
+            Self::Io { .. } | Self::Failed(_) => false,
+        }
+    }
+
     /// For `map_err` on a system call; `what` names the failed operation.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |error| Self::Io {

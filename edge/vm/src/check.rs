@@ -228,6 +228,12 @@ fn check_version(qemu: &Path) -> Result<(), VmError> {
         .arg("--version")
         .output()
         .map_err(|error| cannot_start(qemu, error))?;
+    if output.status.code().is_none() {
+        let (qemu, how) = (qemu.display(), output.status);
+        return Err(VmError::Failed(format!(
+            "'{qemu} --version' ended by a {how}"
+        )));
+    }
     let text = String::from_utf8_lossy(&output.stdout);
     let found = parse_version(&text).ok_or_else(|| {
         VmError::Unsupported(format!(
@@ -314,11 +320,16 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
         },
         Err(error) => {
             let how = process.ended().unwrap_or_else(|| error.to_string());
-            Err(VmError::Unsupported(format!(
+            let text = format!(
                 "the agent did not start inside '{}' ({how}): QEMU must be a dynamic binary and \
                  LD_PRELOAD must work",
                 qemu.display()
-            )))
+            );
+            // Neither a busy host nor the end by a signal says anything about the binary.
+            Err(match process.exit_code() {
+                Some(_) => VmError::Unsupported(text),
+                None => VmError::Failed(text),
+            })
         }
     }
 }

@@ -1,16 +1,12 @@
 //! The guest's images: whether the replica could use them, and whether their sizes are those of the other hosts.
 
-use super::{Report, Verdict};
+use super::{ANSWER_WITHIN, Report, Verdict};
 use plover_disk::import::Format;
 use plover_disk::{DiskError, DiskSpec, Disks, Found};
 use plover_lab::control::Control;
 use plover_lab::status::GroupStatus;
 use plover_node::ReplicaConfig;
 use std::fs::File;
-use std::time::Duration;
-
-/// A replica of this host that has not answered after this time is not asked for the others' disks.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// Looks at each disk.
 pub fn disks(report: &mut Report, config: &ReplicaConfig) {

@@ -374,7 +374,7 @@ fn disk_step(
         }
         let _ = writeln!(
             step,
-            "     test ! -e {raw} && qemu-img convert -p -f {} -O raw {source} {raw}.new && truncate -s {mib}M {raw}.new && chown plover {raw}.new && mv -n {raw}.new {raw}",
+            "     test ! -e {raw} && qemu-img convert -p -f {} -O raw {source} {raw}.new && truncate -s {mib}M {raw}.new && chown plover {raw}.new && chmod 600 {raw}.new && mv -n {raw}.new {raw}",
             disk.format
         );
         if disk.read_only {

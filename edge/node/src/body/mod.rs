@@ -69,6 +69,7 @@ use rustix::process::Pid;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
@@ -102,8 +103,8 @@ pub enum ExitReason {
     Stopped,
 }
 
-/// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open. `log` has the
-/// lines that this process logs, for operators of other hosts.
+/// Runs one replica until it is told to stop: by `ends` while an image is imported, and once everything is open by the handle
+/// that `ready` gets. `log` has the lines that this process logs, for operators of other hosts.
 ///
 /// # Errors
 /// The TAP, the address to listen on or the state directory cannot be used; or the disk failed while
@@ -112,9 +113,13 @@ pub fn run(
     file: ConfigFile,
     process: ThisProcess,
     log: RecentLog,
+    ends: &AtomicBool,
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
-    let mut body = Body::open(file, process, log)?;
+    let mut body = match Body::open(file, process, log, ends) {
+        Err(_) if ends.load(Ordering::Acquire) => return Ok(ExitReason::Stopped),
+        opened => opened?,
+    };
     if body.replica.group_record().is_pair() && !body.config.group.fencing {
         tracing::warn!(event = "can_split", "this group can split: {SPLIT_WARNING}");
     }

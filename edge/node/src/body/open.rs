@@ -37,12 +37,14 @@ use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::choose_accel;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Body {
     pub(super) fn open(
         file: ConfigFile,
         process: ThisProcess,
         log: RecentLog,
+        ends: &AtomicBool,
     ) -> Result<Self, BoxError> {
         let config = file.config.clone();
         let qemu = config.qemu();
@@ -78,13 +80,20 @@ impl Body {
         } else if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
             tracing::warn!(event = "file_stale", "{stale}");
         }
-        let disks = match &images::prepare(&config)?[..] {
+        let disks = match &images::prepare(&config, || !ends.load(Ordering::Acquire))?[..] {
             [] => None,
             specs => Some(Disks::open(specs, &config.disk_journal())?),
         };
         let variables = Variables::open(dir, qemu.firmware)?;
         let left = record.as_ref().map(|it| it.left).unwrap_or_default();
-        let keys = config.group.keys(left)?;
+        let (keys, missing) = config.group.keys_at_start(left)?;
+        for error in missing {
+            tracing::error!(
+                event = "peer_without_key",
+                "there is no link to one of the replicas: {error}; or, if it is shut out, put another host in its \
+                 place: `plover member replace`"
+            );
+        }
         let mut fabric = crate::fabric::open(&group, keys.clone(), process.number)?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);

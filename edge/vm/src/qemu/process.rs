@@ -238,6 +238,11 @@ impl Process {
         Some(format!("{status}{why}{}", self.last_words()))
     }
 
+    /// The exit code, if the process has ended by itself.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        self.child.try_wait().ok()??.code()
+    }
+
     /// The end of the error output, as the tail of a message.
     pub(crate) fn last_words(&self) -> String {
         match String::from_utf8_lossy(&self.tail).trim() {
