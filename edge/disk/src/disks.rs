@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks written since the last scan that make a syncvm due: 16 MiB, which both sides hash in
 /// about 20 ms. More would make the pause of the next syncvm longer than a long slot.
@@ -62,6 +62,8 @@ pub struct Disks {
     /// The files that were open before, until their threads have ended.
     closing: Option<Arc<Inner>>,
     attaching: Option<Attaching>,
+    /// When they were last opened, or tried to be, without a guest.
+    opened_at: Instant,
     /// Blocks are staged, and [`Disks::settle`] was not called since.
     staged: bool,
 }
@@ -98,6 +100,7 @@ impl Disks {
             open: None,
             closing: None,
             attaching: None,
+            opened_at: Instant::now(),
             staged: false,
         };
         let opened = match before {

@@ -65,8 +65,8 @@ fn raw_of(
         path: raw.into(),
         ..spec
     };
-    // A host whose copy the leader fills does not need the image.
-    if raw.exists() || (!disk.path.exists() && spec.bytes.is_some()) {
+    // A host whose copy the leader fills does not need the image, and one that has taken part before votes without any.
+    if raw.exists() || (!disk.path.exists() && (spec.bytes.is_some() || used_before)) {
         return Ok(spec);
     }
     let Some(source) = Source::look(&disk.path)? else {
@@ -142,6 +142,13 @@ mod tests {
     fn a_host_without_the_image_needs_its_size() {
         let nowhere = Path::new("/nowhere/d.qcow2");
         let raw = Path::new("/nowhere/raw");
+        // It has taken part before: it votes, and says what is missing.
+        assert_eq!(
+            raw_of(&disk(nowhere, None), raw, true, || true)
+                .unwrap()
+                .path,
+            raw
+        );
         let spec = raw_of(&disk(nowhere, Some(4)), raw, false, || true).unwrap();
         assert_eq!((spec.path.as_path(), spec.bytes), (raw, Some(4 << 20)));
         let error = raw_of(&disk(nowhere, None), raw, false, || true)

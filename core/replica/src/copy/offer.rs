@@ -47,8 +47,11 @@ impl Replica {
             return;
         }
         let unwanted = purpose == CopyPurpose::Warm && self.cx.config.warm == Warm::Off;
+        let is_behind = self.target_mut().is_some_and(|copy| copy.is_behind());
         let why = if unwanted {
             Some("this replica is configured with warm_witness = \"off\"".to_string())
+        } else if is_behind {
+            Some("its disk has not written yet what it had of a copy before".to_string())
         } else {
             self.why_not_copy(&offer.policy, offer.size)
         };

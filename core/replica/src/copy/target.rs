@@ -64,6 +64,11 @@ impl CopyTarget {
         self.source == from && self.attempt == attempt
     }
 
+    /// Whether a window of an earlier opening is not done: its disk hangs, or is far behind.
+    pub(super) fn is_behind(&self) -> bool {
+        self.under_way >= WINDOW_CHUNKS
+    }
+
     /// The stream is offered anew, by this source or another.
     pub(super) fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
         self.source = source;

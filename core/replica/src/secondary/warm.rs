@@ -33,6 +33,9 @@ const REFUSED: Micros = Micros::from_ms(60_000);
 /// The same of a new host: a change of the members waits for its copy.
 const NEWCOMER_REFUSED: Micros = Micros::from_ms(5_000);
 
+/// A new host whose link has been down for this long since its copy last went on loses its place to another witness.
+const NEWCOMER_AWAY: Micros = Micros::from_ms(15_000);
+
 /// From the begin of a sweep to that of the next, at least: a page that is written more often is sent
 /// this often.
 const SWEEP: Micros = Micros::from_ms(1_000);
@@ -112,9 +115,18 @@ impl Secondary {
         cx.peers.is_linked(peer) && !cx.group.in_sync.contains(peer)
     }
 
-    /// The witness that is kept warm: the new host that is to join, the last one, or the first there is.
+    /// The witness that is kept warm: the new host that is to join, the last one, or the first there is. Nobody while the link
+    /// to the new one is down for a moment: another one would take the place of its copy.
     fn warm_peer(&self, cx: &Context) -> Option<ReplicaId> {
-        let kept = cx.peers.copy().map(|stream| stream.peer);
+        let kept = cx.peers.copy();
+        let newcomers = kept.filter(|stream| cx.newcomer() == Some(stream.peer));
+        let is_flapping = |stream: &Stream| {
+            !cx.peers.is_linked(stream.peer) && cx.now.since(stream.last_progress) < NEWCOMER_AWAY
+        };
+        if newcomers.is_some_and(is_flapping) {
+            return None;
+        }
+        let kept = kept.map(|stream| stream.peer);
         let members = cx.group.record.members.all();
         let others = members.iter().filter(|p| *p != cx.config.me);
         let newcomer = cx.newcomer().into_iter();
@@ -220,5 +232,36 @@ impl Secondary {
             Micros::NEVER
         };
         patience.min(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::members::Change;
+    use crate::testing::{LEADER, secondary};
+    use plover_policy::VSMR;
+
+    /// The fear: each time the link is down for a moment, all that the new host has is compared anew.
+    #[test]
+    fn a_new_host_keeps_its_copy_while_its_link_flaps() {
+        let (old, new) = (ReplicaId(2), ReplicaId(3));
+        let mut replica = secondary(VSMR.policy);
+        let (secondary, cx) = replica.following().unwrap();
+        cx.peers.become_of([LEADER, old, new].into_iter());
+        cx.group.record.members.learners.insert(new);
+        cx.group.record.change = Some(Change {
+            add: Some(new),
+            remove: Some(old),
+        });
+        for peer in [old, new] {
+            cx.peers.get_mut(peer).unwrap().is_linked = true;
+        }
+        assert_eq!(secondary.warm_peer(cx), Some(new));
+        cx.open_copy(new, CopyPurpose::Warm);
+        cx.peers.get_mut(new).unwrap().is_linked = false;
+        assert_eq!(secondary.warm_peer(cx), None);
+        cx.now = cx.now + NEWCOMER_AWAY;
+        assert_eq!(secondary.warm_peer(cx), Some(old));
     }
 }

@@ -25,6 +25,9 @@ const THREADS_END_WITHIN: Duration = Duration::from_millis(200);
 /// How often that is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
+/// How often files are opened anew that could not be opened.
+const AGAIN_EVERY: Duration = Duration::from_secs(5);
+
 /// The use that a guest makes of its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -43,6 +46,8 @@ pub(super) struct Attaching {
     given_up: Arc<AtomicBool>,
     /// The use that they are to be attached for instead, and the file beside them.
     next: Option<(Purpose, PathBuf)>,
+    /// They could not be opened before. If they can now, all is well; if not, that is no news.
+    again: bool,
 }
 
 struct Done {
@@ -92,6 +97,8 @@ impl Disks {
         }
         if attaching.given_up.load(Ordering::Acquire) {
             match &done.attached {
+                _ if attaching.again && self.open.is_some() => self.health.mend(),
+                _ if attaching.again => {}
                 Ok(_) | Err(DiskError::Busy | DiskError::Incomplete) => {}
                 Err(error) => self.health.fail(&error.to_string()),
             }
@@ -181,6 +188,37 @@ impl Disks {
     /// Opens the files, and completes a syncvm in the journal; `None` if that takes longer than `limit`. It then goes on as an
     /// attachment that nobody wants, so whoever begins one waits for it.
     pub(super) fn open_on_a_thread(&mut self, limit: Duration) -> Result<Option<Open>, DiskError> {
+        let opening = self.start_opening(false)?;
+        let mut opened = opening.done.recv_timeout(limit).ok();
+        if opened.is_none() {
+            opening.give_up();
+            opened = opening.done.try_recv().ok();
+        }
+        match opened {
+            None => {
+                self.attaching = Some(opening);
+                Ok(None)
+            }
+            Some(Done {
+                open: Some(open), ..
+            }) => Ok(Some(open)),
+            Some(done) => Err(done.attached.err().unwrap_or(DiskError::Busy)),
+        }
+    }
+
+    /// Opens the files, if they could not be opened before, every [`AGAIN_EVERY`]: their file system may be mounted by now. To be
+    /// called again and again.
+    pub fn open_again(&mut self) {
+        let is_idle = self.open.is_none() && self.closing.is_none() && self.attaching.is_none();
+        if is_idle && self.opened_at.elapsed() >= AGAIN_EVERY {
+            self.opened_at = Instant::now();
+            // Without a thread it is tried again, too.
+            self.attaching = self.start_opening(true).ok();
+        }
+    }
+
+    /// Opens the files on a thread, and completes a syncvm in the journal.
+    fn start_opening(&mut self, again: bool) -> Result<Attaching, DiskError> {
         let (specs, journal, health) = (
             self.specs.clone(),
             self.journal.clone(),
@@ -191,8 +229,9 @@ impl Disks {
             purpose: Purpose::Boot,
             begun: Instant::now(),
             done,
-            given_up: Arc::default(),
+            given_up: Arc::new(AtomicBool::new(again)),
             next: None,
+            again,
         };
         let is_late = Arc::clone(&opening.given_up);
         let open = move || {
@@ -216,21 +255,7 @@ impl Disks {
             .name("open".into())
             .spawn(open)
             .map_err(|error| DiskError::Failed(format!("starting a thread: {error}")))?;
-        let mut opened = opening.done.recv_timeout(limit).ok();
-        if opened.is_none() {
-            opening.give_up();
-            opened = opening.done.try_recv().ok();
-        }
-        match opened {
-            None => {
-                self.attaching = Some(opening);
-                Ok(None)
-            }
-            Some(Done {
-                open: Some(open), ..
-            }) => Ok(Some(open)),
-            Some(done) => Err(done.attached.err().unwrap_or(DiskError::Busy)),
-        }
+        Ok(opening)
     }
 
     fn start_attaching(&mut self, purpose: Purpose, beside: PathBuf) -> Result<(), DiskError> {
@@ -267,6 +292,7 @@ impl Disks {
             done,
             given_up,
             next: None,
+            again: false,
         });
         Ok(())
     }

@@ -416,6 +416,9 @@ impl Body {
             failed.map_or(Ok(()), |failed| self.apply(failed))?;
         }
         self.mind_start()?;
+        if let Some(disks) = &mut self.disks {
+            disks.open_again();
+        }
         let asks = |vm: &QemuVm| vm.has_backlog() || vm.is_starting();
         if self.ready.vm || self.vm.as_ref().is_some_and(asks) {
             self.take_vm()?;

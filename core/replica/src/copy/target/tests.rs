@@ -1,6 +1,6 @@
 //! A target's answers to an offer.
 
-use super::UNDER_WAY_MAX;
+use super::{UNDER_WAY_MAX, WINDOW_CHUNKS};
 use crate::api::{Action, Event, Note, Role, Warm};
 use crate::copy::offer::Offer;
 use crate::replica::Replica;
@@ -258,4 +258,33 @@ fn a_source_that_leaves_its_window_is_cut_off() {
         replica.on_compare(LEADER, 7, pages, KEY);
     }
     assert_eq!(cuts(&replica), 6);
+}
+
+/// The fear: its disk hangs, each opening adds a window, and in the end the link is cut again and again.
+#[test]
+fn a_target_whose_disk_is_behind_takes_no_new_opening() {
+    let mut replica = started(Warm::Full, CopyPurpose::Join, LEADER);
+    let mut chunk = ChunkWriter::new();
+    chunk.push(PageNo(3), &[1; PAGE_BYTES]);
+    let chunk = chunk.finish();
+    for seq in 0..WINDOW_CHUNKS {
+        replica.on_copy(LEADER, 7, seq, chunk.clone());
+    }
+    let offers = |replica: &mut Replica, attempt| {
+        replica.cx.out.clear();
+        let offer = offer(VSMR.policy, attempt, 70);
+        replica.on_copy_start(LEADER, CopyPurpose::Join, &offer);
+        sent_to_leader(replica)
+    };
+    let refused = offers(&mut replica, 8);
+    assert!(
+        matches!(&refused[..], [Body::CopyFailed { attempt: 8, .. }]),
+        "{refused:?}"
+    );
+    replica.target_written(7, 1);
+    let taken = offers(&mut replica, 9);
+    assert!(
+        matches!(&taken[..], [Body::CopyReady { attempt: 9, .. }]),
+        "{taken:?}"
+    );
 }

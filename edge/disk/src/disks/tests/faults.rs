@@ -179,6 +179,11 @@ fn an_image_that_is_gone_is_made_for_a_copy_only() {
     assert!(why.contains("is gone") && why.contains("mounted"), "{why}");
     assert!(disks.attach_to_boot().is_err() && !image.exists());
     std::fs::rename(&elsewhere, &image).unwrap();
+    disks.opened_at -= Duration::from_secs(60);
+    disks.open_again();
+    assert_eq!(wait(&mut disks), DiskEvent::Attached);
+    assert!(disks.take_attachment().is_none());
+    assert!(disks.is_whole() && disks.failure().is_none());
     assert_eq!(contents(&disks.attach_to_boot().unwrap())[3], 5);
     drop(disks);
 
