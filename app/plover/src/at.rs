@@ -6,12 +6,16 @@ use plover_lab::control::Control;
 use plover_node::{ReplicaConfig, StorageError, check_state_dir};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where `plover init` puts the run directories: one a guest.
 pub const RUN: &str = "/run/plover";
 
 /// The folder of the configurations of a host's replicas, which the unit `plover@` reads.
 pub const CONFIGURATIONS: &str = "/etc/plover";
+
+/// A state directory that has not answered after this time hangs.
+const STATE_WITHIN: Duration = Duration::from_secs(1);
 
 impl At {
     /// The directory to look in.
@@ -56,10 +60,27 @@ impl At {
 
 /// The run directories of the replicas that run, and of those that do not, but have run since the host booted and have not
 /// left their group. So an order is not another guest's because the one that was meant is down.
-pub fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
+fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
+    let (found, down) = have_run_in(root, configurations);
+    // Where no other replica has run, nothing is asked of a disk that may hang.
+    let is_clear = found.len() + down.len() < 2;
+    together(found, down, |config| !is_clear && has_left(config))
+}
+
+/// The same, for whom nothing follows from the number: one that has left is never among them.
+pub fn all_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
+    let (found, down) = have_run_in(root, configurations);
+    together(found, down, has_left)
+}
+
+/// A replica that is down: its run directory, and its configuration, if that can be read.
+type Down = (PathBuf, Option<ReplicaConfig>);
+
+/// The run directories of those that run, and those that do not.
+fn have_run_in(root: &Path, configurations: &Path) -> (Vec<PathBuf>, Vec<Down>) {
     let found = replicas_in(root);
     if found.iter().any(|dir| dir == root) {
-        return found;
+        return (found, Vec::new());
     }
     let entries = std::fs::read_dir(configurations).into_iter().flatten();
     let files = entries.flatten().map(|entry| entry.path());
@@ -74,19 +95,32 @@ pub fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
         let has_run = dir.starts_with(root) && dir.is_dir();
         (has_run && !found.contains(&dir)).then_some((dir, config))
     });
-    let has_left = |config: &ReplicaConfig| {
-        let state = check_state_dir(config);
-        matches!(state, Err(StorageError::Left { .. }))
-    };
-    // Where no other replica has run, nothing is asked of a disk that may hang.
-    let down: Vec<_> = down.collect();
-    let is_clear = found.len() + down.len() < 2;
-    let down = down
-        .into_iter()
-        .filter(|(_, config)| is_clear || !config.as_ref().is_some_and(has_left));
-    let mut all: Vec<_> = down.map(|(dir, _)| dir).chain(found.clone()).collect();
-    all.sort();
-    all
+    let down = down.collect();
+    (found, down)
+}
+
+fn together(
+    mut found: Vec<PathBuf>,
+    down: Vec<Down>,
+    has_left: impl Fn(&ReplicaConfig) -> bool,
+) -> Vec<PathBuf> {
+    let down = down.into_iter();
+    let down = down.filter(|(_, config)| !config.as_ref().is_some_and(&has_left));
+    found.extend(down.map(|(dir, _)| dir));
+    found.sort();
+    found
+}
+
+/// Whether a replica has left its group, by its state directory; it has not if that does not answer.
+fn has_left(config: &ReplicaConfig) -> bool {
+    let (answer, answered) = std::sync::mpsc::channel();
+    let config = config.clone();
+    // A disk that hangs keeps it.
+    std::thread::spawn(move || {
+        let left = matches!(check_state_dir(&config), Err(StorageError::Left { .. }));
+        let _ = answer.send(left);
+    });
+    answered.recv_timeout(STATE_WITHIN).unwrap_or(false)
 }
 
 /// The run directories that have a control socket: `root` itself, or else those in it, by name. One that this user may not

@@ -184,8 +184,13 @@ fn accelerator(report: &mut Report, qemu: &QemuConfig) {
 
 fn memory(report: &mut Report, config: &ReplicaConfig) {
     let control = Control::in_run_dir(&config.paths.run_dir).within(ANSWER_WITHIN);
-    if control.status().is_ok() {
-        return report.add("memory", Verdict::Good, "the replica runs, and has its own");
+    let role = control.status().map(|status| status.role);
+    if role.is_ok_and(|role| role == "leader" || role == "secondary") {
+        return report.add(
+            "memory",
+            Verdict::Good,
+            "the replica runs, and holds the guest",
+        );
     }
     let needed = capacity::of_replica(config);
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -96,19 +96,20 @@ fn next_steps(
     }
     text += &variables_step(domain, config);
     text += &format!(
-        "3. on every host, remove all that the group knew, and on the others their copies of the disks: with it, a later group of \
-         this guest would begin with disks of before\n     \
-         rm -r {}",
-        of(&config.paths.state_dir)
+        "3. on every host, remove all that the group knew:\n     rm -rf {} {}",
+        of(&config.paths.state_dir),
+        of(&config.paths.run_dir)
     );
     // The service removes those that it makes.
     for card in config.attached().filter(|card| card.bridge.is_none()) {
         text += &format!(" && ip link del {}", card.tap);
     }
+    text += "\n4. on the other hosts, and not here, remove their copies of the disks: a later group of this guest would begin with disks \
+             of before\n";
     for Move { from, .. } in moves.iter().filter(|it| !it.disk.is_block) {
-        text += &format!("\n     rm -f {}      # on the others only", of(from));
+        text += &format!("     rm -f {}\n", of(from));
     }
-    text += "\n4. on the original's host:\n";
+    text += "5. on the original's host:\n";
     if !is_defined {
         text += &format!(
             "     virsh define FILE      # with what was printed\n     rm -f {}\n",

@@ -9,6 +9,7 @@ use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use group::{Files, Group, GroupOptions, Way, bytes_of, in_brackets, write_new};
+use plover_disk::import::Format;
 use plover_types::Mac;
 use plover_vm::Firmware;
 use std::fmt::Write as _;
@@ -227,9 +228,12 @@ fn group_of(options: &InitOptions) -> Result<(Group<'_>, PathBuf)> {
                 .context("a size in MiB is a number")?,
         },
     };
-    // It may be on the first host only.
-    if let Some(image) = options.image.as_deref().filter(|image| image.exists()) {
-        let mib = image_bytes(image)?.div_ceil(1 << 20);
+    // It may be on the first host only, or of a format whose size only `qemu-img` knows.
+    let is_known =
+        |image: &&Path| Format::of_name(image).is_none_or(|format| format.name() == "qcow2");
+    let image = options.image.as_deref().filter(is_known);
+    if let Some((image, Ok(bytes))) = image.map(|image| (image, image_bytes(image))) {
+        let mib = bytes.div_ceil(1 << 20);
         ensure!(
             mib <= disk_mib,
             "the image {} has {mib} MiB, and --disk-mib says {disk_mib}: the guest would lose its end",

@@ -1,6 +1,6 @@
 //! `plover status --all`: all guests that have a replica on this host, one a line.
 
-use crate::at::{CONFIGURATIONS, guests_in};
+use crate::at::{CONFIGURATIONS, all_in};
 use crate::output::table;
 use anyhow::{Result, ensure};
 use plover_lab::control::{Control, ControlError};
@@ -24,7 +24,7 @@ impl Overview {
     /// # Errors
     /// There is none.
     pub fn ask(root: &Path) -> Result<Self> {
-        let found = guests_in(root, Path::new(CONFIGURATIONS));
+        let found = all_in(root, Path::new(CONFIGURATIONS));
         ensure!(
             !found.is_empty(),
             "no replica has run on this host: no directory in {} has a control socket, or is named by a configuration; if \

@@ -203,8 +203,8 @@ pub enum Action {
     /// Tell programs in the guest, which stands, that it stands at the cut of this syncvm. It counts as a write of the
     /// guest's: the next scan reports its page.
     TellCut(SyncNo),
-    /// Collect and clear dirty bits → [`Event::Scanned`]. Of a guest that runs it may take a while, but no longer than a
-    /// pause that is asked for later.
+    /// Collect and clear dirty bits → [`Event::Scanned`]. Of a guest that runs it may take a while, but its answer comes before
+    /// that of a pause that is asked for later.
     Scan(JobId),
     /// Hash these pages → [`Event::Hashed`].
     Hash {

@@ -106,9 +106,7 @@ impl Replica {
     pub(crate) fn on_members_persisted(&mut self, place: RecordPlace) {
         let group = &mut self.cx.group;
         group.persisted = group.persisted.max(place);
-        if let Some((_, cx)) = self.leading() {
-            cx.tell_all_members();
-        }
+        self.cx.tell_all_members();
     }
 
     /// A leader says who the members are. Without one, those who know it say so again and again: the message of the last

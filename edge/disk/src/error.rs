@@ -24,7 +24,7 @@ pub enum DiskError {
     /// There is no image, and a guest has used the one that was there.
     #[error(
         "the disk image {0}, which the guest had here, is gone: see that its file system is mounted, or put it back. If it is \
-         lost, this replica makes another one when the guest is next copied here"
+         lost, this replica makes another one, with disk.size_mib, when the guest is next copied here"
     )]
     Gone(PathBuf),
     /// An image that should be raw, and that no guest has used yet, begins like one of another format.

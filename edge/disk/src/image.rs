@@ -162,12 +162,13 @@ impl Image {
         let mut options = access(spec);
         let file = match (options.open(path), spec.bytes) {
             (Err(error), wanted) if error.kind() == io::ErrorKind::NotFound => {
+                let is_gone = journal.is_some() && !spec.read_only;
+                if is_gone && purpose != Purpose::Copy {
+                    return Err(DiskError::Gone(path.clone()));
+                }
                 let Some(bytes) = wanted.filter(|_| !spec.read_only) else {
                     return Err(DiskError::Missing(path.clone()));
                 };
-                if journal.is_some() && purpose != Purpose::Copy {
-                    return Err(DiskError::Gone(path.clone()));
-                }
                 make(&mut options, path, bytes, journal)?
             }
             (opened, _) => opened.map_err(io_error("cannot open the disk image", path))?,
@@ -210,7 +211,7 @@ impl Image {
             Ok(file) => sized(spec, &file, used_before).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match spec.bytes.filter(|_| !spec.read_only) {
-                    Some(_) if used_before => Err(DiskError::Gone(spec.path.clone())),
+                    _ if used_before && !spec.read_only => Err(DiskError::Gone(spec.path.clone())),
                     Some(_) => Ok(None),
                     None => Err(DiskError::Missing(spec.path.clone())),
                 }

@@ -102,6 +102,6 @@ mod tests {
         );
         spec.path = dir.path().join("none");
         let error = Disks::look(&spec, &journal).unwrap_err();
-        assert!(matches!(error, DiskError::Missing(_)), "{error}");
+        assert!(matches!(error, DiskError::Gone(_)), "{error}");
     }
 }

@@ -237,7 +237,7 @@ impl Storage {
         self.record.kept().members.as_ref()
     }
 
-    /// Has the members written, sooner or later.
+    /// Has the members written, sooner or later ([`Storage::members_persisted`]).
     ///
     /// # Errors
     /// An earlier record could not be written.

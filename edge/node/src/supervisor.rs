@@ -67,8 +67,8 @@ const LEFT_WITHIN: Duration = Duration::from_secs(2);
 /// has its TAP until the disk has answered.
 const ATTACHED_WITHIN: Duration = Duration::from_secs(30);
 
-/// How long the address of this replica is waited for. Ten starts take longer so than the ten minutes in which the unit allows
-/// ten, so systemd goes on until the network is there.
+/// How long the address of this replica is waited for. At 95 s a start, systemd's limit of ten in ten minutes is never reached,
+/// so it goes on until the network is there.
 const ADDRESS_WITHIN: Duration = Duration::from_secs(90);
 
 /// The exit code of a process that a signal has ended, as a shell gives it.

@@ -10,6 +10,7 @@ use plover_agent::{HELLO_HAS_LOG, HELLO_HAS_ORDERS};
 use plover_confine::Files;
 use plover_types::Frame;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -19,6 +20,9 @@ const QEMU_MIN: (u32, u32) = (7, 2);
 
 /// A QEMU that has not started the agent's thread by then never will.
 const AGENT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a process takes to end at most, once it has closed its sockets.
+const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// Checks that this machine and user can run a guest as `config` says.
 pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
@@ -38,7 +42,7 @@ pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
     if !config.device_memory().is_empty() {
         let kernel = rustix::system::uname();
         let kernel = kernel.release().to_string_lossy();
-        dirty::try_here().map_err(|(step, error)| kernel_lacks(&kernel, step, &error))?;
+        dirty::try_here().map_err(|(step, error)| kernel_lacks(&kernel, step, error))?;
     }
     Ok(())
 }
@@ -210,7 +214,13 @@ pub(crate) fn exports_too_little(qemu: &Path, symbol: &str) -> String {
     )
 }
 
-fn kernel_lacks(release: &str, step: &str, error: &std::io::Error) -> VmError {
+fn kernel_lacks(release: &str, step: &str, error: std::io::Error) -> VmError {
+    if let Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN) = error.raw_os_error() {
+        return VmError::Io {
+            what: step.into(),
+            source: error,
+        };
+    }
     VmError::Unsupported(match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => format!(
             "{step} is not permitted here ({error}), which a guest with UEFI or a display needs: allow userfaultfd in \
@@ -318,14 +328,22 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
             None => Ok(()),
             Some(symbol) => Err(VmError::Unsupported(exports_too_little(qemu, symbol))),
         },
+        Err(error) if error.kind() == ErrorKind::TimedOut => Err(VmError::Failed(format!(
+            "the agent inside '{}' did not answer within {} s: this host is very busy, or QEMU is no dynamic binary, or \
+             LD_PRELOAD does not work",
+            qemu.display(),
+            AGENT_DEADLINE.as_secs()
+        ))),
         Err(error) => {
-            let how = process.ended().unwrap_or_else(|| error.to_string());
+            // Its socket is closed a moment before it has ended.
+            let how = process.ended_within(END_WITHIN);
+            let how = how.unwrap_or_else(|| error.to_string());
             let text = format!(
                 "the agent did not start inside '{}' ({how}): QEMU must be a dynamic binary and \
                  LD_PRELOAD must work",
                 qemu.display()
             );
-            // Neither a busy host nor the end by a signal says anything about the binary.
+            // The end by a signal says nothing about the binary.
             Err(match process.exit_code() {
                 Some(_) => VmError::Unsupported(text),
                 None => VmError::Failed(text),

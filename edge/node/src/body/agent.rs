@@ -50,8 +50,8 @@ impl Body {
     /// An operator's request to the agent in the guest.
     pub(super) fn ask_agent(&mut self, order: GuestOrder, asker: Asker) -> Result<(), BoxError> {
         let why = if !self.config.guest.agent {
-            "this guest has no channel to an agent: set guest.agent = true on all hosts; that takes effect when the services of all \
-             hosts are stopped, with the guest off, and started with it"
+            "this guest has no channel to an agent: set guest.agent = true on all hosts, shut the guest down, stop the services of \
+             all hosts, and then start them"
                 .into()
         } else if self.role != Role::Leader {
             self.not_leading("does not lead")

@@ -90,8 +90,8 @@ impl Body {
         for error in missing {
             tracing::error!(
                 event = "peer_without_key",
-                "there is no link to one of the replicas: {error}; or, if it is shut out, put another host in its \
-                 place: `plover member replace`"
+                "there is no link to one of the replicas. To let it in: {error}. If it is shut out, put another host in its place: \
+                 `plover member replace`"
             );
         }
         let mut fabric = crate::fabric::open(&group, keys.clone(), process.number)?;

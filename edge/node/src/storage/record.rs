@@ -98,8 +98,8 @@ impl RecordFile {
 }
 
 /// Writes records on a thread of its own: it takes two syncs of a disk, which may be busy for half a second, and
-/// meanwhile a replica that waited would be silent. The core does not wait for a record. If it is lost with
-/// its host, the log still has what it says.
+/// meanwhile a replica that waited would be silent. The core waits for a record only before it tells others of members. If one
+/// is lost with its host, the log still has what it says.
 #[derive(Debug)]
 pub(super) struct RecordThread {
     newest: Kept,

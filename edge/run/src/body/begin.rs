@@ -47,7 +47,13 @@ pub fn run(
         .iter()
         .find(|it| it.id == config.group.me);
     let ip = own.ok_or("group.me has no [[group.replica]]")?.address.ip();
-    let keys = config.group.keys(ReplicaSet::EMPTY)?;
+    let (keys, missing) = config.group.keys_at_start(ReplicaSet::EMPTY)?;
+    for error in missing {
+        tracing::error!(
+            event = "peer_without_key",
+            "there is no link to one of the replicas: {error}"
+        );
+    }
     let fabric =
         match plover_node::open_fabric(&config.group, keys.clone(), plover_fabric::draw_process())?
         {

@@ -16,8 +16,8 @@ impl QemuVm {
     pub fn show_display(&mut self, viewer: OwnedFd) -> Result<(), String> {
         if !self.config.display {
             return Err(
-                "this guest has no display: set guest.display = true on all hosts; that takes effect when the services of \
-                 all hosts are stopped, with the guest off, and started with it"
+                "this guest has no display: set guest.display = true on all hosts, shut the guest down, stop the services \
+                 of all hosts, and then start them"
                     .into(),
             );
         }

@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// How long the end of a killed QEMU is waited for. It gives much memory back.
 const END_WITHIN: Timespec = Timespec {
@@ -236,6 +237,15 @@ impl Process {
             false => "",
         };
         Some(format!("{status}{why}{}", self.last_words()))
+    }
+
+    /// As [`Process::ended`], and waits this long for the end.
+    pub(crate) fn ended_within(&mut self, limit: Duration) -> Option<String> {
+        let end = Instant::now() + limit;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.ended()
     }
 
     /// The exit code, if the process has ended by itself.

@@ -17,9 +17,12 @@ fn attach_for_copy(disks: &mut Disks) -> Attachment {
 
 /// Why they cannot be attached for a copy.
 fn refused_for_copy(disks: &mut Disks) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match disks.attach_for_copy() {
-            Err(DiskError::Waiting(_)) => std::thread::sleep(Duration::from_millis(50)),
+            Err(DiskError::Waiting(_)) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
             attached => return attached.err().unwrap().to_string(),
         }
     }
