@@ -3,7 +3,7 @@
 use crate::cli::At;
 use anyhow::{Result, bail};
 use plover_lab::control::Control;
-use plover_node::{ReplicaConfig, StorageError, check_state_dir};
+use plover_node::{ReplicaConfig, has_left};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,13 +64,13 @@ fn guests_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
     let (found, down) = have_run_in(root, configurations);
     // Where no other replica has run, nothing is asked of a disk that may hang.
     let is_clear = found.len() + down.len() < 2;
-    together(found, down, |config| !is_clear && has_left(config))
+    together(found, down, |config| !is_clear && has_surely_left(config))
 }
 
 /// The same, for whom nothing follows from the number: one that has left is never among them.
 pub fn all_in(root: &Path, configurations: &Path) -> Vec<PathBuf> {
     let (found, down) = have_run_in(root, configurations);
-    together(found, down, has_left)
+    together(found, down, has_surely_left)
 }
 
 /// A replica that is down: its run directory, and its configuration, if that can be read.
@@ -102,23 +102,22 @@ fn have_run_in(root: &Path, configurations: &Path) -> (Vec<PathBuf>, Vec<Down>) 
 fn together(
     mut found: Vec<PathBuf>,
     down: Vec<Down>,
-    has_left: impl Fn(&ReplicaConfig) -> bool,
+    is_out: impl Fn(&ReplicaConfig) -> bool,
 ) -> Vec<PathBuf> {
     let down = down.into_iter();
-    let down = down.filter(|(_, config)| !config.as_ref().is_some_and(&has_left));
+    let down = down.filter(|(_, config)| !config.as_ref().is_some_and(&is_out));
     found.extend(down.map(|(dir, _)| dir));
     found.sort();
     found
 }
 
 /// Whether a replica has left its group, by its state directory; it has not if that does not answer.
-fn has_left(config: &ReplicaConfig) -> bool {
+fn has_surely_left(config: &ReplicaConfig) -> bool {
     let (answer, answered) = std::sync::mpsc::channel();
     let config = config.clone();
     // A disk that hangs keeps it.
     std::thread::spawn(move || {
-        let left = matches!(check_state_dir(&config), Err(StorageError::Left { .. }));
-        let _ = answer.send(left);
+        let _ = answer.send(has_left(&config));
     });
     answered.recv_timeout(STATE_WITHIN).unwrap_or(false)
 }

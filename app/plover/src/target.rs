@@ -3,7 +3,7 @@
 use crate::at::RUN;
 use anyhow::{Context, Result};
 use plover_lab::control::{Control, ControlError};
-use plover_node::{ReplicaConfig, StorageError, check_state_dir};
+use plover_node::{ReplicaConfig, has_left};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,7 @@ impl Target {
             // Its state is looked at only while it does not run: a disk that hangs keeps no figures back.
             Err(_) => {
                 let has_run = self.run_dir.exists() || self.state_dir.exists();
-                let state = self.config.as_ref().map(check_state_dir);
-                has_run && !matches!(state, Some(Err(StorageError::Left { .. })))
+                has_run && !self.config.as_ref().is_some_and(has_left)
             }
         }
     }

@@ -100,7 +100,7 @@ pub use plover_replica::{Warm, newest};
 pub use policy::{PolicyConfig, PolicyName, SyncName};
 pub use private::{folder as private_folder, why_not_private};
 pub use recent::RecentLog;
-pub use storage::{StorageError, check_state_dir};
+pub use storage::{StorageError, check_state_dir, has_left};
 pub use supervisor::{Side, ThisProcess, supervise};
 pub use variables::{UEFI_VARIABLES, uefi_variables_of};
 pub use viewer::join_sockets;

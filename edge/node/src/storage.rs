@@ -271,6 +271,11 @@ pub fn check_state_dir(config: &ReplicaConfig) -> Result<(), StorageError> {
     check_owner(dir, &group.name, ReplicaId(group.me), &kept)
 }
 
+/// Whether this replica has left its group, by its state directory, for a process that does not own it.
+pub fn has_left(config: &ReplicaConfig) -> bool {
+    matches!(check_state_dir(config), Err(StorageError::Left { .. }))
+}
+
 fn check_owner(dir: &Path, group: &str, me: ReplicaId, kept: &Kept) -> Result<(), StorageError> {
     if let Some(found) = kept.replica.filter(|found| *found != me) {
         return Err(StorageError::OtherReplica {

@@ -9,6 +9,7 @@ use crate::{
 use plover_agent::{HELLO_HAS_LOG, HELLO_HAS_ORDERS};
 use plover_confine::Files;
 use plover_types::Frame;
+use rustix::time::Timespec;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -22,7 +23,10 @@ const QEMU_MIN: (u32, u32) = (7, 2);
 const AGENT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long a process takes to end at most, once it has closed its sockets.
-const END_WITHIN: Duration = Duration::from_secs(1);
+const END_WITHIN: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// Checks that this machine and user can run a guest as `config` says.
 pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
@@ -336,8 +340,8 @@ fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
         ))),
         Err(error) => {
             // Its socket is closed a moment before it has ended.
-            let how = process.ended_within(END_WITHIN);
-            let how = how.unwrap_or_else(|| error.to_string());
+            process.ends_within(&END_WITHIN);
+            let how = process.ended().unwrap_or_else(|| error.to_string());
             let text = format!(
                 "the agent did not start inside '{}' ({how}): QEMU must be a dynamic binary and \
                  LD_PRELOAD must work",

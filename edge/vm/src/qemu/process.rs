@@ -15,7 +15,6 @@ use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// How long the end of a killed QEMU is waited for. It gives much memory back.
 const END_WITHIN: Timespec = Timespec {
@@ -239,13 +238,10 @@ impl Process {
         Some(format!("{status}{why}{}", self.last_words()))
     }
 
-    /// As [`Process::ended`], and waits this long for the end.
-    pub(crate) fn ended_within(&mut self, limit: Duration) -> Option<String> {
-        let end = Instant::now() + limit;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.ended()
+    /// Waits for the end of the process. Returns whether it has ended.
+    pub(crate) fn ends_within(&self, limit: &Timespec) -> bool {
+        let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        matches!(poll(&mut end, Some(limit)), Ok(1))
     }
 
     /// The exit code, if the process has ended by itself.
@@ -276,8 +272,7 @@ impl Process {
             return;
         }
         self.signal();
-        let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        if matches!(poll(&mut end, Some(&END_WITHIN)), Ok(1)) {
+        if self.ends_within(&END_WITHIN) {
             let _ = self.child.wait();
             return;
         }

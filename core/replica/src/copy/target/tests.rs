@@ -231,9 +231,7 @@ fn a_joiner_leaves_when_two_others_are_in_sync() {
 #[test]
 fn a_source_that_leaves_its_window_is_cut_off() {
     let mut replica = started(Warm::Full, CopyPurpose::Join, LEADER);
-    let mut chunk = ChunkWriter::new();
-    chunk.push(PageNo(3), &[1; PAGE_BYTES]);
-    let chunk = chunk.finish();
+    let chunk = chunk();
     let cuts = |replica: &Replica| {
         let is_cut = |a: &&Action| matches!(a, Action::CutLink { peer: LEADER, .. });
         replica.cx.out.iter().filter(is_cut).count()
@@ -264,9 +262,7 @@ fn a_source_that_leaves_its_window_is_cut_off() {
 #[test]
 fn a_target_whose_disk_is_behind_takes_no_new_opening() {
     let mut replica = started(Warm::Full, CopyPurpose::Join, LEADER);
-    let mut chunk = ChunkWriter::new();
-    chunk.push(PageNo(3), &[1; PAGE_BYTES]);
-    let chunk = chunk.finish();
+    let chunk = chunk();
     for seq in 0..WINDOW_CHUNKS {
         replica.on_copy(LEADER, 7, seq, chunk.clone());
     }
