@@ -35,9 +35,9 @@ use plover_disk::export::{Base, export};
 use plover_disk::import::{NewImage, Source};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::fs::{DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -452,10 +452,7 @@ impl Backup {
             .iter()
             .map(|(image, path)| {
                 progress.check()?;
-                let new = self.convert(image, path, progress)?;
-                let owner = owner_of_its_folder(path)?;
-                new.give(owner.uid(), owner.gid())?;
-                Ok(new)
+                self.convert(image, path, progress)
             })
             .collect::<Result<_>>()?;
         let mut named = Vec::new();
@@ -496,11 +493,6 @@ impl Backup {
         }
         Ok(converted?)
     }
-}
-
-fn owner_of_its_folder(path: &Path) -> Result<Metadata> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::metadata(folder).with_context(|| format!("cannot look at {}", folder.display()))
 }
 
 #[cfg(test)]

@@ -16,7 +16,9 @@ use crate::logging::LogForm;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
 pub use lab::LabCommand;
-pub use orders::{DiskCommand, GuestCommand, MemberCommand, RunCommand, RunOptions};
+pub use orders::{
+    DiskCommand, DiskImport, GuestCommand, MemberCommand, RunCommand, RunOptions, Size,
+};
 use plover_lab::options::PolicyName;
 #[cfg(feature = "lab")]
 use plover_lab::state::LabName;
@@ -246,7 +248,7 @@ pub enum Command {
         #[command(flatten)]
         at: At,
     },
-    /// Give the guest's disks more room while it runs.
+    /// Make a guest's disk of an image, and give it more room while the guest runs.
     Disk {
         #[command(subcommand)]
         command: DiskCommand,

@@ -5,10 +5,11 @@ pub mod group;
 mod seed;
 
 use crate::import::domain::image_bytes;
+use crate::import::hook::quoted;
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use group::{Files, Group, GroupOptions, Way, bytes_of, in_brackets, write_new};
+use group::{Files, Group, GroupOptions, Way, bytes_of, write_new};
 use plover_disk::import::Format;
 use plover_types::Mac;
 use plover_vm::Firmware;
@@ -108,13 +109,13 @@ pub fn run(options: &InitOptions) -> Result<ExitCode> {
     let is_copied = copied.as_ref().is_ok_and(|is_copied| *is_copied);
     let mut place = image_step(options, &group, &disk);
     if let Some(seed) = seed.as_ref().filter(|_| !is_copied) {
-        let (file, path) = (seed.file.display(), seed.path.display());
+        let file = quoted(&seed.file.to_string_lossy());
+        let path = seed.path.display();
         place += "   and on every host the disk for cloud-init, with the secrets that are in the user data:\n";
         for host in &group.hosts {
             let _ = writeln!(
                 place,
-                "     scp {file} root@{}:{path} && ssh root@{host} chown plover {path}",
-                in_brackets(host)
+                "     ssh root@{host} \"umask 077; runuser -u plover -- tee {path} >/dev/null\" < {file}",
             );
         }
     }
@@ -139,9 +140,10 @@ fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
         return format!(
             "on every host, let the service have the block device {at}, as docs/install.md says: a udev rule with \
              OWNER=\"plover\",\n   and a line DeviceAllow={at} rw by `systemctl edit plover@{}`. On {host} alone, put the guest's \
-             image on it; the others get its content:\n     qemu-img convert -n -O raw {} {at}\n",
+             image on it; the others get its content:\n     qemu-img convert -n -f {} -O raw {} {at}      # an image that you trust\n",
             group.name,
-            image.display()
+            Format::of_name(image).unwrap_or(Format::Raw).name(),
+            quoted(&image.to_string_lossy())
         );
     }
     let elsewhere = match disk.parent() {
@@ -152,17 +154,14 @@ fn image_step(options: &InitOptions, group: &Group<'_>, disk: &Path) -> String {
         ),
         _ => String::new(),
     };
-    let make = match (&options.image, options.disk_mib) {
-        (Some(image), Some(mib)) => format!(
-            "test ! -e {at} && qemu-img convert -O raw {} {at}.new && truncate -s '>{mib}M' {at}.new && chown plover {at}.new && chmod 600 {at}.new && mv -n {at}.new {at}",
-            image.display()
-        ),
-        _ => format!(
-            "test ! -e {at} && install -m 600 -o plover IMAGE {at}.new && mv -n {at}.new {at}"
-        ),
-    };
+    let image = options.image.as_deref().unwrap_or(Path::new("IMAGE"));
+    let size = options
+        .disk_mib
+        .map_or_else(String::new, |mib| format!(" --size {mib}M"));
     format!(
-        "on {host} alone, put the guest's image at {at}; the others get its content:\n     {make}\n{elsewhere}"
+        "on {host} alone, put the guest's image at {at}; the others get its content:\n     plover disk import {} {}{size}\n{elsewhere}",
+        quoted(&image.to_string_lossy()),
+        quoted(&disk.to_string_lossy())
     )
 }
 

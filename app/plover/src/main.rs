@@ -37,6 +37,7 @@ mod capacity;
 mod check;
 mod cli;
 mod dash;
+mod disk;
 mod display;
 mod export;
 mod fleet;
@@ -167,7 +168,12 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             operate::undrain(&at.control()?, until_restart)
         }
         cli::Command::Reload { dry_run, json, at } => reload::run(&at.control()?, dry_run, json),
-        cli::Command::Disk { command } => operate::grow_disk(&command),
+        cli::Command::Disk { command } => match command {
+            cli::DiskCommand::Grow { disk, to, wait, at } => {
+                operate::grow_disk(&at.control()?, disk, to, wait)
+            }
+            cli::DiskCommand::Import(import) => disk::import(&import),
+        },
         cli::Command::Member { command } => operate::change_members(&command),
         cli::Command::Fleet { command } => fleet::run(command),
         cli::Command::Ocf { action } => ocf::run(&action),

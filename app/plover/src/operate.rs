@@ -1,6 +1,6 @@
 //! The commands of an operator: they ask the replica of this host, which passes on what is for the leader.
 
-use crate::cli::{DiskCommand, MemberCommand, Show};
+use crate::cli::{MemberCommand, Show, Size};
 use crate::output;
 use crate::overview::Overview;
 use anyhow::Result;
@@ -168,12 +168,9 @@ pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn grow_disk(command: &DiskCommand) -> Result<ExitCode> {
-    let DiskCommand::Grow { disk, to, wait, at } = command;
-    let (bytes, within) = (to.mib << 20, Duration::from_secs(*wait));
-    grow::grow_disk(&at.control()?, *disk, bytes, within, |words| {
-        tell!("{words}")
-    })?;
+pub fn grow_disk(control: &Control, disk: usize, to: Size, wait_s: u64) -> Result<ExitCode> {
+    let (bytes, within) = (to.mib << 20, Duration::from_secs(wait_s));
+    grow::grow_disk(control, disk, bytes, within, |words| tell!("{words}"))?;
     output::line(format_args!(
         "disk {disk} has {} MiB on all replicas that hold the guest, and the guest was told",
         to.mib

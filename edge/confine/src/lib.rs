@@ -120,6 +120,7 @@ pub struct Confinement {
     filter: BpfProgram,
     /// Without it the kernel has no Landlock.
     ruleset: Option<OwnedFd>,
+    kept: CapabilitySet,
 }
 
 impl Confinement {
@@ -139,7 +140,19 @@ impl Confinement {
         Ok(Self {
             filter: filter()?,
             ruleset,
+            kept: CapabilitySet::empty(),
         })
+    }
+
+    /// Lets the program read the files that it may have whatever their mode is, if the caller can. A file of another user is
+    /// closed to root without this right.
+    ///
+    /// # Errors
+    /// The kernel does not say what the caller can.
+    pub fn reading_as_the_caller(mut self) -> io::Result<Self> {
+        let own = rustix::thread::capabilities(None)?;
+        self.kept = own.permitted & CapabilitySet::DAC_READ_SEARCH;
+        Ok(self)
     }
 
     /// Makes `command` start its program within these bounds.
@@ -156,7 +169,7 @@ impl Confinement {
     /// The kernel refuses a part: do not go on.
     pub fn enter(&self) -> io::Result<()> {
         rustix::thread::set_no_new_privs(true)?;
-        drop_capabilities()?;
+        drop_capabilities(self.kept)?;
         if let Some(ruleset) = &self.ruleset {
             // SAFETY: the call takes a descriptor, which is open, and flags by value.
             let done =
@@ -257,10 +270,11 @@ fn around_it() -> [sock_filter; 5] {
     ]
 }
 
-/// A program that root starts has all capabilities of the bounding set. Another user's has those that were made ambient.
-fn drop_capabilities() -> io::Result<()> {
+/// Drops all but `kept`, which this process has. A program that root starts has all capabilities of the bounding set. Another
+/// user's has those that were made ambient.
+fn drop_capabilities(kept: CapabilitySet) -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
-    for capability in CapabilitySet::all().iter() {
+    for capability in CapabilitySet::all().difference(kept).iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             // Another user's process, or a root without this capability. Emptying the sets below is enough.
             Err(rustix::io::Errno::PERM) => break,
@@ -270,11 +284,10 @@ fn drop_capabilities() -> io::Result<()> {
         }
     }
     // Without new privileges a program gets no capability that its process does not have.
-    let none = CapabilitySet::empty();
     let sets = CapabilitySets {
-        effective: none,
-        permitted: none,
-        inheritable: none,
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
     };
     match rustix::thread::set_capabilities(None, sets) {
         // A service may be refused the call. A program of another user than root has no capability then all the same, and

@@ -3,13 +3,11 @@
 //! `qemu-img` does it, confined as in [`crate::import`]: it has the connection and the new file, and nothing else.
 
 use crate::error::{DiskError, io_error};
-use crate::import::{confine, convert, said, tool_error};
+use crate::import::{confine, convert, inherit, said, tool_error};
 use plover_confine::Files;
-use rustix::fd::{AsRawFd, BorrowedFd};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::fd::AsRawFd;
 use std::fs::File;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -55,12 +53,7 @@ pub fn export(
                 .flat_map(|base| ["-B", base.name, "-F", "qcow2"]),
         )
         .args([source.as_ref(), to.as_os_str()]);
-    // SAFETY: between fork and exec the closure makes a system call only. `from` is open until the end of this function.
-    unsafe {
-        command.pre_exec(move || {
-            fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty()).map_err(Into::into)
-        });
-    }
+    inherit(&mut command, fd);
     let files = Files {
         read: base.map_or_else(Vec::new, |base| base.folders.to_vec()),
         write: vec![to.clone()],

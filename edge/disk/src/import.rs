@@ -12,40 +12,28 @@
 //! **`qemu-img` is confined** ([`plover_confine`]), since an image may come from a stranger: it reads the folder of the
 //! image, where backing files and extents must be, and writes the new copy. Its memory is limited, and what it
 //! writes to the size that the image claims. On a kernel that cannot confine it nothing is imported.
+//!
+//! **Root may import, too** (`plover disk import`), into a folder of the service's user. That user can change the folder at any
+//! time, and point a name in it to any file of the host. So the new file is made [as that user](owner::Owner), and `qemu-img` gets it
+//! as an open descriptor, never by name.
+
+mod new;
+mod owner;
+mod tool;
 
 use crate::error::{DiskError, io_error};
-use crate::lock::making;
-use plover_confine::{Confinement, Files, confines_files};
+pub use new::{NewImage, make_folder};
 use plover_types::DISK_BLOCK_BYTES;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
-use rustix::process::{
-    Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit,
-};
 use serde::Deserialize;
-use std::fs::{File, Permissions};
-use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
-
-/// Address space of `qemu-img`, which takes some 150 MiB and more for a large table of a qcow2 image.
-const TOOL_BYTES_MAX: u64 = 1 << 30;
-
-/// More address space for each folder from which it reads an image: the cache of a table is 32 MiB.
-const IMAGE_BYTES_MAX: u64 = 64 << 20;
+pub(crate) use tool::{confine, convert, inherit, said, tool_error};
+use tool::{inspect, qemu_img, refused};
 
 /// What `qemu-img` writes to inspect an image: its answer, to a pipe.
 const NO_FILE: u64 = 0;
-
-/// So many bytes of the errors that `qemu-img` prints are kept. A hostile image may make it print more.
-const ERRORS_BYTES_MAX: u64 = 64 << 10;
-
-/// How often the caller is asked whether to go on.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A format that is imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +44,12 @@ pub enum Format {
     Vmdk,
     /// VirtualBox's.
     Vdi,
+    /// The content of the disk as it is. Only a person can say so of a file: see [`Source::look_as`].
+    Raw,
 }
 
 impl Format {
+    /// Those that the name of an image says.
     const ALL: [Self; 3] = [Self::Qcow2, Self::Vmdk, Self::Vdi];
 
     /// `qemu-img`'s name for it, and the ending of files.
@@ -67,7 +58,14 @@ impl Format {
             Self::Qcow2 => "qcow2",
             Self::Vmdk => "vmdk",
             Self::Vdi => "vdi",
+            Self::Raw => "raw",
         }
+    }
+
+    /// The format of this name of `qemu-img`'s.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter().chain([Self::Raw]);
+        all.find(|format| format.name() == name)
     }
 
     /// The format that the name of `path` says; `None` for a raw image.
@@ -79,7 +77,10 @@ impl Format {
     }
 
     /// The format of an image by its first bytes. A descriptor of VMDK is a text, and may be a short one.
-    pub(crate) fn of_content(file: &File) -> io::Result<Option<Self>> {
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of_content(file: &File) -> io::Result<Option<Self>> {
         let mut start = [0; 512];
         let held = file.read_at(&mut start, 0)?;
         let start = &start[..held];
@@ -131,20 +132,29 @@ impl Source {
     /// # Errors
     /// As there.
     pub fn look_with(path: &Path, beside: &[PathBuf]) -> Result<Option<Self>, DiskError> {
-        let Some(format) = Format::of_name(path) else {
-            return Ok(None);
-        };
+        Format::of_name(path)
+            .map(|format| Self::look_as(format, path, beside))
+            .transpose()
+    }
+
+    /// As [`Self::look_with`], of this format whatever the name says. A raw image has the content of the file, also if that
+    /// begins like an image of another format.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn look_as(format: Format, path: &Path, beside: &[PathBuf]) -> Result<Self, DiskError> {
         let file = File::open(path).map_err(io_error("cannot open the disk image", path))?;
         let found = Format::of_content(&file);
-        if found.map_err(io_error("cannot read the disk image", path))? != Some(format) {
+        let found = found.map_err(io_error("cannot read the disk image", path))?;
+        if format != Format::Raw && found != Some(format) {
             return Err(DiskError::OtherFormat {
                 path: path.into(),
                 format: format.name(),
             });
         }
         let arguments = ["info", "--output=json", "-f", format.name()];
-        let mut told = qemu_img(&arguments, path, beside, None, NO_FILE)?;
-        let told = told.output().map_err(tool_error(path))?;
+        let mut command = qemu_img(&arguments, path, beside, None, NO_FILE)?;
+        let told = inspect(&mut command).map_err(tool_error(path))?;
         let info: Info = match serde_json::from_slice(&told.stdout) {
             Ok(info) if told.status.success() => info,
             _ => return Err(refused(path, &told)),
@@ -153,17 +163,25 @@ impl Source {
             return Err(DiskError::Encrypted(path.into()));
         }
         let block = DISK_BLOCK_BYTES as u64;
-        Ok(Some(Self {
+        Ok(Self {
             path: path.into(),
             format,
             bytes: info.virtual_size.div_ceil(block) * block,
             beside: beside.into(),
-        }))
+        })
     }
 
     /// The size of the disk in it, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Has the raw copy end with zeroes up to so many bytes, if it is shorter.
+    pub fn at_least(self, bytes: u64) -> Self {
+        Self {
+            bytes: self.bytes.max(bytes),
+            ..self
+        }
     }
 
     /// Makes the raw image `to`, whole or not at all, as long as `goes_on`. Calls `progress` with each finished percent.
@@ -192,313 +210,24 @@ impl Source {
     ) -> Result<NewImage, DiskError> {
         let new = NewImage::begin(to)?;
         let arguments = ["convert", "-p", "-f", self.format.name(), "-O", "raw"];
-        let to_new = Some(new.path.as_path());
+        let to_new = Some(&new.file);
         let mut command = qemu_img(&arguments, &self.path, &self.beside, to_new, self.bytes)?;
         let done = convert(&mut command, progress, goes_on).map_err(tool_error(&self.path))?;
         if !done.status.success() {
             return Err(refused(&self.path, &done));
         }
-        let sized = new.file.set_len(self.bytes);
-        let sized = sized.and_then(|()| new.file.sync_all());
-        sized.map_err(io_error("cannot write the disk image", &new.path))?;
+        new.has(self.bytes)?;
         Ok(new)
-    }
-}
-
-/// An image that is made under another name, and locked. It is removed again unless it is [finished](NewImage::finish).
-#[derive(Debug)]
-pub struct NewImage {
-    path: PathBuf,
-    to: PathBuf,
-    file: File,
-    is_finished: bool,
-}
-
-impl NewImage {
-    /// Makes it, or takes the one over that a process has left which was killed.
-    fn begin(to: &Path) -> Result<Self, DiskError> {
-        let mut path = to.as_os_str().to_owned();
-        path.push(".new");
-        let path = PathBuf::from(path);
-        let cannot = || io_error("cannot create the disk image", &path);
-        let mut options = File::options();
-        options.write(true).create(true).truncate(false).mode(0o600);
-        // The folder may belong to a user who is not the caller.
-        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        loop {
-            let file = options.open(&path).map_err(cannot())?;
-            if !making(&file, true) {
-                return Err(DiskError::InUse(path));
-            }
-            // The process that had it a moment ago may have given it its name.
-            if is_at(&file, &path) {
-                let is_ours = file
-                    .metadata()
-                    .is_ok_and(|it| it.is_file() && it.nlink() == 1);
-                if !is_ours {
-                    return Err(cannot()(io::ErrorKind::AlreadyExists.into()));
-                }
-                let emptied = file.set_len(0);
-                let emptied =
-                    emptied.and_then(|()| file.set_permissions(Permissions::from_mode(0o600)));
-                emptied.map_err(cannot())?;
-                return Ok(Self {
-                    path,
-                    to: to.into(),
-                    file,
-                    is_finished: false,
-                });
-            }
-        }
-    }
-
-    /// Gives it to this user and group.
-    ///
-    /// # Errors
-    /// The caller may not.
-    pub fn give(&self, user: u32, group: u32) -> Result<(), DiskError> {
-        let given = std::os::unix::fs::fchown(&self.file, Some(user), Some(group));
-        given.map_err(io_error("cannot give away the disk image", &self.path))
-    }
-
-    /// Whether what was written under its name is in it.
-    fn is_whole(&self) -> Result<(), DiskError> {
-        match is_at(&self.file, &self.path) {
-            true => Ok(()),
-            false => Err(DiskError::InUse(self.path.clone())),
-        }
-    }
-
-    /// Gives it its name, durably.
-    ///
-    /// # Errors
-    /// There is a file of that name, which is left alone; or the folder cannot be written, and none is left.
-    pub fn finish(mut self) -> Result<(), DiskError> {
-        self.is_whole()?;
-        let named = self.name();
-        named.map_err(io_error("cannot write the disk image", &self.to))
-    }
-
-    fn name(&mut self) -> io::Result<()> {
-        let (from, to) = (&self.path, &self.to);
-        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            // This file system cannot.
-            Err(Errno::INVAL | Errno::NOSYS) if to.exists() => {
-                return Err(io::ErrorKind::AlreadyExists.into());
-            }
-            Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to)?,
-            renamed => renamed?,
-        }
-        self.is_finished = true;
-        let synced = match to.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => {
-                File::open(dir).and_then(|dir| dir.sync_all())
-            }
-            _ => Ok(()),
-        };
-        synced.inspect_err(|_| {
-            let _ = std::fs::remove_file(to);
-        })
-    }
-}
-
-impl Drop for NewImage {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            let _ = std::fs::remove_file(&self.path);
-        }
-        // A child that another thread is just starting has a copy of the descriptor.
-        making(&self.file, false);
-    }
-}
-
-/// Whether this file has that name.
-fn is_at(file: &File, path: &Path) -> bool {
-    let number = |it: std::fs::Metadata| (it.dev(), it.ino());
-    let named = std::fs::symlink_metadata(path).map(number);
-    let opened = file.metadata().map(number);
-    matches!((named, opened), (Ok(named), Ok(opened)) if named == opened)
-}
-
-/// `qemu-img` with these arguments, for an image that may be hostile. It reads its folder and those `beside`, and writes at
-/// most `file_bytes_max` to `to`.
-fn qemu_img(
-    arguments: &[&str],
-    image: &Path,
-    beside: &[PathBuf],
-    to: Option<&Path>,
-    file_bytes_max: u64,
-) -> Result<Command, DiskError> {
-    // Absolute, so that a name is never read as an option or as "protocol:". Without links, since what the image
-    // names is beside the file itself.
-    let image = image
-        .canonicalize()
-        .map_err(io_error("cannot find", image))?;
-    let to = to
-        .map(|to| std::path::absolute(to).map_err(io_error("cannot find", to)))
-        .transpose()?;
-    let files = Files {
-        read: image
-            .parent()
-            .into_iter()
-            .map(Into::into)
-            .chain(beside.iter().cloned())
-            .collect(),
-        write: to.clone().into_iter().collect(),
-    };
-    let mut command = Command::new("qemu-img");
-    command.args(arguments).arg(&image).args(to);
-    confine(&mut command, &image, &files, file_bytes_max)?;
-    Ok(command)
-}
-
-/// Lets `command`, which is `qemu-img` for `image`, have these files and nothing else, and write at most
-/// `file_bytes_max` to one. It ends with the thread that starts it.
-pub(crate) fn confine(
-    command: &mut Command,
-    image: &Path,
-    files: &Files,
-    file_bytes_max: u64,
-) -> Result<(), DiskError> {
-    if !confines_files().map_err(DiskError::Confine)? {
-        return Err(DiskError::NotConfined(image.into()));
-    }
-    command.stdin(Stdio::null());
-    // glibc sets 64 MiB of addresses aside for each of its threads, of which there may be dozens.
-    command.env("MALLOC_ARENA_MAX", "1");
-    let address_bytes_max = TOOL_BYTES_MAX + IMAGE_BYTES_MAX * files.read.len() as u64;
-    let parent = getpid();
-    // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
-    unsafe {
-        command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            if getppid() != Some(parent) {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            for (what, most) in [
-                (Resource::As, address_bytes_max),
-                (Resource::Fsize, file_bytes_max),
-                (Resource::Core, 0),
-            ] {
-                let limit = Rlimit {
-                    current: Some(most),
-                    maximum: Some(most),
-                };
-                setrlimit(what, limit)?;
-            }
-            Ok(())
-        });
-    }
-    Confinement::new(files)
-        .map_err(DiskError::Confine)?
-        .apply(command);
-    Ok(())
-}
-
-pub(crate) fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
-    let path = path.to_path_buf();
-    move |error| match error.kind() {
-        io::ErrorKind::NotFound => DiskError::NoTool(path),
-        _ => DiskError::Io {
-            what: "cannot run qemu-img for",
-            path,
-            source: error,
-        },
-    }
-}
-
-/// What `qemu-img` has said, in a line; how it ended, if that is nothing.
-pub(crate) fn said(done: &Output) -> String {
-    let said = String::from_utf8_lossy(&done.stderr);
-    match said.trim().trim_start_matches("qemu-img: ") {
-        "" => format!("qemu-img has said nothing and ended with {}", done.status),
-        why => format!("qemu-img says: {}", why.replace('\n', "; ")),
-    }
-}
-
-fn refused(path: &Path, done: &Output) -> DiskError {
-    let mut why = said(done);
-    if why.contains("Permission denied") {
-        why += "; backing files and extents must be in the folder of the image";
-    }
-    DiskError::NotImported {
-        path: path.into(),
-        why,
-    }
-}
-
-/// Runs `qemu-img convert -p` to its end, and kills it when it is not to go on.
-pub(crate) fn convert(
-    command: &mut Command,
-    mut progress: impl FnMut(u8),
-    mut goes_on: impl FnMut() -> bool,
-) -> io::Result<Output> {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let (told, percents) = channel();
-    // Each pipe has a thread: `qemu-img` waits when one of them is full.
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let reader = std::thread::spawn(move || {
-        stdout.into_iter().for_each(|stdout| {
-            read_progress(stdout, &mut |percent| {
-                let _ = told.send(percent);
-            });
-        });
-    });
-    let errors = std::thread::spawn(move || stderr.map_or_else(Vec::new, read_errors));
-    while child.try_wait()?.is_none() {
-        if !goes_on() {
-            let _ = child.kill();
-        }
-        match percents.recv_timeout(LOOK_EVERY) {
-            Ok(percent) => progress(percent),
-            Err(RecvTimeoutError::Timeout) => {}
-            // It has said all, and is about to end.
-            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_EVERY),
-        }
-    }
-    let _ = reader.join();
-    percents.try_iter().for_each(&mut progress);
-    Ok(Output {
-        status: child.wait()?,
-        stdout: Vec::new(),
-        stderr: errors.join().unwrap_or_default(),
-    })
-}
-
-/// The beginning of what is said. Reads the rest, too.
-fn read_errors(mut from: impl Read) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let _ = from.by_ref().take(ERRORS_BYTES_MAX).read_to_end(&mut kept);
-    let _ = io::copy(&mut from, &mut io::sink());
-    kept
-}
-
-/// Reads `    (12.34/100%)\r` over and over.
-fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) {
-    let (mut number, mut told, mut byte) = (String::new(), 0, [0]);
-    while from.read(&mut byte).is_ok_and(|count| count == 1) {
-        match byte[0] {
-            b'(' => number.clear(),
-            b'/' => {
-                let percent = number.parse::<f64>().map_or(0, |percent| percent as u8);
-                if percent > told && percent <= 100 {
-                    told = percent;
-                    progress(percent);
-                }
-            }
-            other => number.push(char::from(other)),
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::tool::{ERRORS_BYTES_MAX, read_progress};
     use super::*;
     use std::os::unix::process::ExitStatusExt;
-    use std::time::Instant;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
 
     fn run(arguments: &[&str], dir: &Path) -> bool {
         let mut command = Command::new("qemu-img");

@@ -2,6 +2,7 @@
 
 use super::At;
 use clap::{Args, Subcommand};
+use plover_disk::import::Format;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -113,6 +114,38 @@ pub enum DiskCommand {
         #[command(flatten)]
         at: At,
     },
+    /// Make a guest's disk of an image: on the host of its first leader, before the first start.
+    ///
+    /// DISK becomes a raw file with the content of IMAGE and of the images that this one holds the changes to. It belongs to
+    /// the owner of its folder, appears when it is whole, and overwrites nothing. IMAGE may come from a stranger: what it
+    /// names outside of its folder is not read. Needs the package qemu-utils.
+    #[command(
+        after_help = "Example:\n  plover disk import debian-13.qcow2 /var/lib/plover/shop-db.raw --size 20G"
+    )]
+    Import(DiskImport),
+}
+
+/// What `plover disk import` makes of what.
+#[derive(Debug, Args)]
+pub struct DiskImport {
+    /// The image, which is only read.
+    pub image: PathBuf,
+    /// The disk's file: `disk.path` of the configuration.
+    pub disk: PathBuf,
+    /// The format of IMAGE: raw, qcow2, vmdk or vdi. By default what its name ends in says, and raw if that says nothing.
+    #[arg(long, value_parser = format_named)]
+    pub format: Option<Format>,
+    /// The disk's size: MiB, or a number with M, G or T. By default as much as IMAGE has.
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// Another folder with images that IMAGE holds the changes to.
+    #[arg(long = "backing-folder", value_name = "FOLDER")]
+    pub backing_folders: Vec<PathBuf>,
+}
+
+fn format_named(name: &str) -> Result<Format, String> {
+    let format = Format::named(name);
+    format.ok_or_else(|| "the formats are raw, qcow2, vmdk and vdi".into())
 }
 
 /// A size, in MiB: `40960`, `40960M`, `40G`.

@@ -356,13 +356,13 @@ fn disk_step(
         if disk.is_cdrom {
             let _ = writeln!(
                 step,
-                "     cp {source} {raw} && truncate -s %4096 {raw} && chown plover {raw}      # and to every other host"
+                "     plover disk import --format raw {source} {raw}      # and on every other host"
             );
             continue;
         }
         let mib = domain.mib(disk)?;
         if disk.source == path {
-            let _ = writeln!(step, "     chown plover {raw}      # it is in its place");
+            let _ = writeln!(step, "     chown -h plover {raw}      # it is in its place");
             continue;
         }
         if disk.is_block {
@@ -374,7 +374,7 @@ fn disk_step(
         }
         let _ = writeln!(
             step,
-            "     test ! -e {raw} && qemu-img convert -p -f {} -O raw {source} {raw}.new && truncate -s {mib}M {raw}.new && chown plover {raw}.new && chmod 600 {raw}.new && mv -n {raw}.new {raw}",
+            "     plover disk import --format {} --size {mib}M {source} {raw}",
             disk.format
         );
         if disk.read_only {
@@ -385,13 +385,11 @@ fn disk_step(
         }
     }
     if let Some(nvram) = domain.nvram().filter(Nvram::fits) {
-        let state = group.state_dir();
-        let (folder, to) = (of(&state), of(&state.join(plover_node::UEFI_VARIABLES)));
+        let to = of(&group.state_dir().join(plover_node::UEFI_VARIABLES));
+        let (format, source) = (nvram.format, of(nvram.source));
         let _ = writeln!(
             step,
-            "     test ! -e {to} && install -d -m 700 -o plover {folder} && qemu-img convert -f {} -O raw {} {to}.new && chown plover {to}.new && mv -n {to}.new {to}",
-            nvram.format,
-            of(nvram.source)
+            "     plover disk import --format {format} {source} {to}"
         );
     }
     Ok(step)

@@ -1,6 +1,7 @@
 //! The files of a new group, and what to do with them: for `plover init` and `plover import`.
 
 use super::ask;
+use crate::import::hook::quoted;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use plover_fabric::keys::make_all;
@@ -62,7 +63,7 @@ pub fn tap(first: &str, place: usize) -> String {
 }
 
 /// A host's address as `scp` takes it.
-pub fn in_brackets(host: &IpAddr) -> String {
+fn in_brackets(host: &IpAddr) -> String {
     match host {
         IpAddr::V4(host) => host.to_string(),
         IpAddr::V6(host) => format!("[{host}]"),
@@ -348,7 +349,7 @@ impl<'a> Group<'a> {
         if !is_copied {
             let mut step = String::from("copy each folder's files to its host:\n");
             for (folder, host) in files.folders.iter().zip(&self.hosts) {
-                let (folder, host) = (folder.display(), in_brackets(host));
+                let (folder, host) = (quoted(&folder.to_string_lossy()), in_brackets(host));
                 let _ = writeln!(step, "     scp -p {folder}/* root@{host}:/etc/plover/");
             }
             if !self.options.plaintext {
@@ -424,7 +425,7 @@ pub fn write_new(file: &Path, content: &[u8], mode: u32) -> Result<()> {
     options.write(true).create_new(true).mode(mode);
     let mut made = options.open(file).with_context(|| {
         format!(
-            "cannot write {}: choose another --to or --name, or remove it",
+            "cannot write {}: choose another --to or --name, or move it away",
             file.display()
         )
     })?;
