@@ -3,12 +3,16 @@
 use plover_matching::{LeaderSyn, Translation};
 use plover_packets::{MACS_BYTES, Route};
 use plover_types::{
-    Frame, MachineWords, Micros, Payload, ReplicaId, Runs, SyncNo, Unconsumed, View, wire,
+    Frame, MachineWords, Micros, Payload, REASON_BYTES_MAX, ReplicaId, Runs, SyncNo, Unconsumed,
+    View, told, wire,
 };
 use serde::{Deserialize, Serialize};
 
 /// The oldest wire version that has [`Body::Streams`].
 pub const STREAMS_VERSION: u8 = 4;
+
+/// The longest policy in words, in bytes.
+const POLICY_BYTES_MAX: usize = 4096;
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
 /// drops it (PLOVER §4.4: "all phases carry the sender's vid").
@@ -61,6 +65,7 @@ pub enum Body {
         /// same name.
         stream: u64,
         /// The source's policy in words: the target's must be the same.
+        #[serde(deserialize_with = "told::<POLICY_BYTES_MAX, _>")]
         policy: String,
         /// The machine that the source's hypervisor has made.
         machine: MachineWords,
@@ -85,6 +90,7 @@ pub enum Body {
         /// The opening.
         attempt: u64,
         /// For the operator.
+        #[serde(deserialize_with = "told::<REASON_BYTES_MAX, _>")]
         why: String,
     },
     /// Source, in a group of wire version 2: hash these pages, by XXH3.
@@ -266,6 +272,7 @@ pub enum Body {
         /// The syncvm.
         sync: SyncNo,
         /// For the operator.
+        #[serde(deserialize_with = "told::<REASON_BYTES_MAX, _>")]
         why: String,
     },
     /// Follower, to the leader: whether this host reaches the guest's clients. Unsaid, it does.
@@ -287,6 +294,7 @@ pub enum Body {
     /// Either side: my guest is gone; I do not hold its state any more.
     GuestLost {
         /// For the operator.
+        #[serde(deserialize_with = "told::<REASON_BYTES_MAX, _>")]
         why: String,
     },
     /// Any replica, to one whose link has come up; a leader, to all when the group changes: the committed members that I

@@ -1,6 +1,6 @@
 //! A guest's devices and CPUs.
 
-use crate::Micros;
+use crate::{Micros, told};
 use serde::{Deserialize, Serialize};
 
 /// The state of a guest's devices and CPUs at one moment.
@@ -13,14 +13,19 @@ pub struct DeviceState {
     pub stopped_at: Micros,
 }
 
+/// The longest words of another replica's machine, in bytes: a processor's features are the most of them.
+const WORDS_BYTES_MAX: usize = 64 << 10;
+
 /// The machine that a hypervisor has made, in words: two replicas compare theirs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineWords {
     /// Whatever a state must find alike where it is loaded: the hypervisor's version, the machine's type and
     /// devices.
+    #[serde(deserialize_with = "told::<WORDS_BYTES_MAX, _>")]
     pub needed: String,
     /// Parts that should be alike, and that a state loads without: firmware, processor. Where the guest has its host's own
     /// processor, also the processor's features, a part of the form `CPUID 7.0 EBX 000003a9` for each register.
+    #[serde(deserialize_with = "told::<WORDS_BYTES_MAX, _>")]
     pub wanted: String,
 }
 

@@ -31,6 +31,7 @@ mod pages;
 mod payload;
 mod reply;
 mod time;
+mod told;
 pub mod wire;
 
 pub use device::{DeviceState, MachineWords};
@@ -48,3 +49,4 @@ pub use pages::{PageSet, Runs};
 pub use payload::Payload;
 pub use reply::{About, Reply, fnv1a};
 pub use time::{Micros, SplitMix64};
+pub use told::{REASON_BYTES_MAX, told};

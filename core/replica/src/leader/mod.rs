@@ -78,6 +78,8 @@ pub(crate) struct Leader {
     pub settles: bool,
     /// The secondary has acknowledged a sync since the log named it, so its guest runs in step.
     pub is_proven: bool,
+    /// So many syncs in a row were given up by the secondary.
+    pub given_up: u32,
     /// An operator wants the members changed.
     pub ordered: Option<MemberOrder>,
     /// This secondary has said that that new host has a whole copy, and when it last did.
@@ -107,6 +109,7 @@ impl Leader {
             partner: None,
             settles: false,
             is_proven: false,
+            given_up: 0,
             ordered: None,
             copied: None,
             switchover: None,
@@ -202,6 +205,7 @@ impl Leader {
             self.abort_sync(cx, why);
         }
         self.slot.is_retry = false;
+        self.given_up = 0;
         self.settles = false;
         self.partner.take_if(|partner| *partner == peer);
         self.matching.stop();

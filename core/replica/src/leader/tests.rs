@@ -257,6 +257,8 @@ fn a_sync_that_the_secondary_gives_up_is_done_again() {
     let (leader, cx) = replica.leading().unwrap();
     assert!(leader.sync.is_none() && leader.slot.is_retry);
     assert_eq!(leader.secondary(cx), Some(SECONDARY));
+    // So that one that answers each sync, and completes none, loses its place in the end.
+    assert_eq!(leader.given_up, 1);
 }
 
 /// A secondary that never answers costs its place, not the guest.

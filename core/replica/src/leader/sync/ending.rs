@@ -11,6 +11,10 @@ use plover_policy::{SlotCost, SyncReason};
 use plover_syncvm::Phase;
 use plover_types::{ReplicaId, SyncNo, Unconsumed};
 
+/// A secondary that gives up so many syncs in a row loses its place. Each is one that it could not put together, or was in
+/// the way of an election, so a healthy one hardly gives up two.
+const GIVEN_UP_MAX: u32 = 8;
+
 impl Leader {
     /// The secondary holds all of it: the state of this slot cannot be lost any more.
     pub(crate) fn on_ack(&mut self, cx: &mut Context, from: ReplicaId, number: SyncNo) {
@@ -29,6 +33,7 @@ impl Leader {
         run.enter(Phase::Release, now);
         cx.note_phase(number, Phase::Release);
         self.slot.is_retry = false;
+        self.given_up = 0;
         self.partner.take_if(|partner| *partner == from);
         if !joins {
             self.is_proven = true;
@@ -144,7 +149,7 @@ impl Leader {
     }
 
     /// The secondary could not complete this syncvm. Its guest goes on, so the next one repairs that; a joiner's
-    /// guest has never run, so its join begins anew.
+    /// guest has never run, so its join begins anew. A secondary that completes none is of no use: clients would wait for ever.
     pub(crate) fn on_gave_up(
         &mut self,
         cx: &mut Context,
@@ -157,8 +162,12 @@ impl Leader {
         }
         if self.join.as_ref().is_some_and(|join| join.peer == from) {
             self.fail_join(cx, why);
-        } else {
-            self.abort_sync(cx, why);
+            return;
+        }
+        self.abort_sync(cx, why);
+        self.given_up += 1;
+        if self.given_up >= GIVEN_UP_MAX {
+            self.lose_peer(cx, from, why);
         }
     }
 
