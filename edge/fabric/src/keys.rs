@@ -14,7 +14,7 @@
 //! The file is read again when it has changed. So a key that is added counts at the next handshake, and
 //! one that is removed counts no more: over TCP, links that rest on it end.
 
-mod file;
+pub(crate) mod file;
 mod holder;
 
 use file::{content, failed, parse, read};

@@ -3,6 +3,7 @@
 use crate::config::ReplicaConfig;
 use crate::control::Op;
 use crate::death::Report;
+use crate::guest_agent;
 use crate::pack::Packer;
 use crate::relay::Relayed;
 use plover_types::{Lane, ReplicaId, wire};
@@ -35,6 +36,11 @@ pub fn packed(bytes: &[u8]) {
         assert!(unpacked.is_ok_and(|it| it.len() <= RECORD_BYTES_MAX) || length > 0);
         rest = after;
     }
+}
+
+/// What the agent in the guest says.
+pub fn guest_agent(bytes: &[u8]) {
+    let _ = guest_agent::answer(1, bytes);
 }
 
 /// A configuration.

@@ -326,7 +326,7 @@ fn request(id: u64, order: &GuestOrder) -> Vec<u8> {
 }
 
 /// The answer to the request with this number, if it is among the bytes.
-fn answer(id: u64, heard: &[u8]) -> Option<Result<Value, String>> {
+pub(crate) fn answer(id: u64, heard: &[u8]) -> Option<Result<Value, String>> {
     let from = heard.iter().rposition(|byte| *byte == DELIMITER)? + 1;
     let mut lines = heard[from..].split_inclusive(|byte| *byte == b'\n');
     let mut line = || lines.next().filter(|line| line.ends_with(b"\n"));

@@ -35,7 +35,7 @@ const CUT: usize = 16;
 const BEGUN: usize = 64;
 const FIRST_RECORD: usize = 4096;
 const RECORDS: u64 = 768;
-const RECORD_BYTES: usize = 80;
+pub(crate) const RECORD_BYTES: usize = 80;
 
 /// The number of the IP protocol.
 const TCP: u8 = 6;
@@ -135,7 +135,7 @@ fn read(ram: &Ram, no: u64) -> Found {
     }
 }
 
-fn decode(record: &[u8; RECORD_BYTES]) -> Option<Reply> {
+pub(crate) fn decode(record: &[u8; RECORD_BYTES]) -> Option<Reply> {
     let number = |at: usize| Some(u64::from_le_bytes(record[at..at + 8].try_into().ok()?));
     let port = |at: usize| u16::from_le_bytes([record[at], record[at + 1]]);
     let address = |at: usize| -> Option<IpAddr> {

@@ -1,7 +1,7 @@
 //! Entry points for fuzzing (`proof/fuzz`): the decoders of bytes from outside that are private to this crate.
 
 use crate::qemu::links::AgentLink;
-use crate::{device_state, qmp};
+use crate::{clean, device_state, qmp};
 use plover_agent::Op;
 use rustix::net::{SendFlags, send};
 
@@ -28,6 +28,15 @@ pub fn agent(bytes: &[u8]) {
 
 /// The state of a guest's devices, which the other side's QEMU has saved.
 pub fn device_state(bytes: &[u8]) {
-    let (state, serial) = device_state::with_serial_queue(bytes.to_vec());
+    let state = device_state::with_zeros_of_cpus(bytes.to_vec());
+    let (state, serial) = device_state::with_serial_queue(state);
     assert!(serial.start <= serial.end && serial.end as usize <= state.len());
+}
+
+/// A word of the guest about its own reply.
+pub fn clean(bytes: &[u8]) {
+    let mut record = [0; clean::RECORD_BYTES];
+    let length = bytes.len().min(record.len());
+    record[..length].copy_from_slice(&bytes[..length]);
+    let _ = clean::decode(&record);
 }

@@ -42,7 +42,11 @@ pub const TARGETS: [Target; 17] = [
     target("packets", "the guest, and its clients", |_, it| packets(it)),
     target("nbd", "QEMU", plover_disk::fuzz::nbd),
     target("monitor", "QEMU", |_, it| plover_vm::fuzz::monitor(it)),
-    target("agent", "QEMU", |_, it| plover_vm::fuzz::agent(it)),
+    target("agent", "QEMU, and programs in the guest", |_, it| {
+        plover_vm::fuzz::agent(it);
+        plover_vm::fuzz::clean(it);
+        plover_node::fuzz::guest_agent(it);
+    }),
     target("device-state", "a peer", |_, it| {
         plover_vm::fuzz::device_state(it)
     }),
@@ -61,6 +65,7 @@ pub const TARGETS: [Target; 17] = [
     target("config", "an operator", |_, it| {
         if let Ok(text) = std::str::from_utf8(it) {
             plover_node::fuzz::config(text);
+            plover_fabric::fuzz::keys(text);
         }
     }),
     target("journal", "the disk", plover_disk::fuzz::journal),

@@ -123,7 +123,7 @@ pub(super) fn write_new(
 }
 
 /// The ids and keys of a trust file.
-pub(super) fn parse(path: &Path, text: &str) -> Result<Vec<(Holder, PublicKey)>, KeyError> {
+pub(crate) fn parse(path: &Path, text: &str) -> Result<Vec<(Holder, PublicKey)>, KeyError> {
     let lines = content(text).map(|(number, line)| {
         let mut words = line.split_whitespace();
         let words = (words.next(), words.next(), words.next());
