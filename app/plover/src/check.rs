@@ -8,6 +8,7 @@ mod others;
 mod processors;
 mod service;
 mod state;
+mod together;
 
 use crate::capacity;
 use crate::output;
@@ -56,10 +57,14 @@ struct Row {
     found: String,
 }
 
-/// Looks at everything, prints a table, and fails if something is missing.
-pub fn run(file: &Path) -> Result<ExitCode> {
+/// Looks at everything, prints a table, and fails if something is missing. If `is_together`, measures the ways to the other hosts
+/// as well, which do the same.
+pub fn run(file: &Path, is_together: bool) -> Result<ExitCode> {
     let config = ReplicaConfig::load(file)?;
     let mut report = Report::default();
+    if is_together {
+        together::together(&mut report, &config)?;
+    }
     hypervisor(&mut report, &config);
     memory(&mut report, &config);
     network(&mut report, &config);

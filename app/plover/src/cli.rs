@@ -80,6 +80,10 @@ pub enum Command {
         /// The replica's configuration.
         #[arg(long, value_name = "FILE", required_unless_present_any = ["processors", "guest"])]
         config: Option<PathBuf>,
+        /// Measure latency and bandwidth to the other hosts, and compare clocks and versions: give the command on all hosts at
+        /// once, before the replicas run.
+        #[arg(long, requires = "config", conflicts_with_all = ["processors", "guest"])]
+        together: bool,
         /// Print which processors this host's QEMU can give a guest, for programs; of the hosts whose answers are in FILES, the
         /// best processor that all of them can.
         #[arg(long, value_name = "FILES", num_args = 0..)]

@@ -118,8 +118,9 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         } => check::guest(&image, config.as_deref(), syncs),
         cli::Command::Check {
             config: Some(config),
+            together,
             ..
-        } => check::run(&config),
+        } => check::run(&config, together),
         // clap asks for one of them.
         cli::Command::Check { .. } => Ok(ExitCode::from(2)),
         cli::Command::Key { command } => key::run(command),
