@@ -9,6 +9,7 @@
 //! cargo-fuzz needs a nightly compiler for its sanitizer. Coverage alone is had from a stable one, by flags of LLVM, and the
 //! decoders have hardly any `unsafe` code that a sanitizer would look at.
 
+use crate::packages::{self, FUZZER};
 use crate::run::{self, Result};
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ pub(crate) fn run(target: Option<&str>, minutes: u32, keep: bool) -> Result<Exit
         Some(name) if known.iter().any(|known| known == name) => vec![name.to_owned()],
         Some(name) => bail!("'{name}' is no target: name one of {}", known.join(", ")),
     };
+    packages::ensure(&[FUZZER])?;
     let folder = run::root().join("target/fuzz");
     let program = build(&folder)?;
     for (number, name) in targets.iter().enumerate() {
@@ -54,7 +56,8 @@ pub(crate) fn run(target: Option<&str>, minutes: u32, keep: bool) -> Result<Exit
             .arg(&inputs)
             .arg(format!("-max_total_time={}", minutes * 60))
             .arg(format!("-artifact_prefix={}/{name}-", folder.display()))
-            .args(["-max_len=8192", "-timeout=10", "-print_final_stats=1"])
+            // Of the clock, and another program may have the CPUs meanwhile.
+            .args(["-max_len=8192", "-timeout=300", "-print_final_stats=1"])
             .status()
             .context("cannot start the fuzzer")?;
         if !found.success() {

@@ -66,6 +66,9 @@ pub(crate) const GUEST: &[Need] = &[
     need("zstd", "zstd"),
 ];
 
+/// To build libFuzzer.
+pub(crate) const FUZZER: &[Need] = &[need("c++", "g++")];
+
 /// To import images.
 pub(crate) const IMAGES: &[Need] = &[need("qemu-img", "qemu-utils")];
 
