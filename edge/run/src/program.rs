@@ -2,7 +2,7 @@
 
 use crate::direct::Launch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, test_kill_process_group};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -92,6 +92,7 @@ impl Program {
         if let Some(child) = &self.child {
             let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
         }
+        let until = Instant::now() + ENDS_WITHIN;
         let timeout = Timespec {
             tv_sec: ENDS_WITHIN.as_secs() as i64,
             tv_nsec: 0,
@@ -111,13 +112,31 @@ impl Program {
             None => matches!(status.code(), Some(0 | ENDED_BY_TERM)),
         };
         if is_orderly {
-            return Ok(());
+            return self.is_alone(until);
         }
         Err(format!(
             "when SIGTERM asked the program to end, {}, so it may not have written its state: make it end with code 0, \
              or take checkpoints by program.snapshot_cmd",
             in_words(status)
         ))
+    }
+
+    /// Waits for the processes that it has started, which may be the ones with its state: of a shell with a server, SIGTERM ends
+    /// the shell.
+    fn is_alone(&self, until: Instant) -> Result<(), String> {
+        let group = Pid::from_raw(self.pid as i32);
+        let is_left = || group.is_some_and(|it| test_kill_process_group(it).is_ok());
+        while is_left() {
+            if Instant::now() > until {
+                return Err(
+                    "SIGTERM ended the program, and processes that it had started are left, so their state may not be \
+                     written: start the program itself (a shell's 'exec'), or take checkpoints by program.snapshot_cmd"
+                        .into(),
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 }
 
@@ -322,6 +341,16 @@ mod tests {
                 (ended, _) => panic!("{does}: {ended:?}"),
             }
         }
+        // SIGTERM ends the shell; the server in it writes its state a while later, and ends by itself.
+        let state = dir.path().join("state");
+        let server = "sleep 0.3; : >state";
+        let program = start(&format!("({server}) & trap - TERM; : >ready; wait"));
+        while std::fs::remove_file(dir.path().join("ready")).is_err() {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        program.end().unwrap();
+        assert!(state.exists());
         let program = start("exit 0");
         poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
         assert!(program.end().unwrap_err().contains("before SIGTERM"));
